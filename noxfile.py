@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Development sessions: ``nox -l`` lists them, ``nox -r`` reuses their environments."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.sessions = ["tests", "lint", "typecheck"]
+
+ROOT = Path(__file__).parent
+BUILT = ROOT / "dist"
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A package of this repository."""
+
+    name: str
+    tested_with: tuple[str, ...] = ()
+    """The other distributions that its tests need."""
+    never_loads: tuple[str, ...] = ()
+    """The modules that importing it must not load."""
+    portable_extras: tuple[str, ...] = ()
+    """The extras that can be installed on any machine."""
+
+    @property
+    def module(self) -> str:
+        """The name to import."""
+        return self.name.replace("-", "_")
+
+    @property
+    def folder(self) -> str:
+        """The folder, relative to the root."""
+        return f"packages/{self.name}"
+
+
+# In dependency order.
+DISTRIBUTIONS = (
+    Distribution("swap-core", never_loads=("torch", "mindspore", "numpy")),
+    Distribution(
+        "swap-torch", tested_with=("swap-core", "swap-testkit"), never_loads=("mindspore",)
+    ),
+    Distribution(
+        "swap-testkit",
+        tested_with=("swap-core", "swap-torch"),
+        never_loads=("mindspore",),
+        portable_extras=("torch",),
+    ),
+)
+
+CHECK_IMPORT = """
+import importlib, importlib.metadata, sys
+
+module, distribution, *refused = sys.argv[1:]
+found = importlib.import_module(module).__version__
+installed = importlib.metadata.version(distribution)
+if found != installed:
+    sys.exit(f"{module}.__version__ is {found}, but {distribution} {installed} is installed")
+loaded = sorted({name.partition(".")[0] for name in sys.modules} & set(refused))
+if loaded:
+    sys.exit(f"importing {module} loads {loaded}")
+"""
+
+
+def group(name: str, folder: str = ".") -> tuple[str, ...]:
+    """Return the requirements of a dependency group."""
+    project = nox.project.load_toml(ROOT / folder / "pyproject.toml")
+    return nox.project.dependency_groups(project, name)
+
+
+def install(
+    session: nox.Session, requirements: Iterable[str], distributions: Iterable[Distribution] = ()
+) -> None:
+    """Install distributions from their folders, and requirements, with the pinned torch."""
+    folders = [distribution.folder for distribution in distributions]
+    session.install("-c", "constraints-dev.txt", *folders, *requirements)
+
+
+@nox.session(venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """Test every distribution, each in its own environment."""
+    for distribution in DISTRIBUTIONS:
+        session.notify(f"tests-{distribution.name}")
+
+
+def add_tests_session(distribution: Distribution) -> None:
+    """Register the session that tests one distribution."""
+
+    def run(session: nox.Session) -> None:
+        names = {distribution.name, *distribution.tested_with}
+        needed = [each for each in DISTRIBUTIONS if each.name in names]
+        install(session, group("test", distribution.folder), needed)
+        session.run("pytest", f"{distribution.folder}/tests", *session.posargs)
+
+    run.__doc__ = f"Test {distribution.name} with only what it declares."
+    nox.session(name=f"tests-{distribution.name}")(run)
+
+
+for each in DISTRIBUTIONS:
+    add_tests_session(each)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting of the whole repository."""
+    install(session, group("lint"))
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+
+
+@nox.session
+def typecheck(session: nox.Session) -> None:
+    """Check the types of packages, examples, benchmarks and this file."""
+    install(session, group("typecheck"))
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build every distribution and import its wheel in a clean environment."""
+    session.install("build")
+    shutil.rmtree(BUILT, ignore_errors=True)
+    for distribution in DISTRIBUTIONS:
+        # Without --wheel or --sdist, build makes the wheel from the sdist.
+        session.run("python", "-m", "build", "--outdir", str(BUILT), distribution.folder)
+    for distribution in DISTRIBUTIONS:
+        (wheel,) = BUILT.glob(f"{distribution.module}-*.whl")
+        check_contents(session, distribution, wheel)
+        check_import(session, distribution, wheel)
+
+
+def check_contents(session: nox.Session, distribution: Distribution, wheel: Path) -> None:
+    """Fail unless the wheel holds the module, its type marker and its licence, and no tests."""
+    with zipfile.ZipFile(wheel) as archive:
+        files = set(archive.namelist())
+    metadata = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
+    missing = {f"{distribution.module}/py.typed", f"{metadata}/licenses/LICENSE"} - files
+    if missing:
+        session.error(f"{wheel.name} lacks {sorted(missing)}")
+    allowed = (f"{distribution.module}/", f"{metadata}/")
+    stray = [name for name in files if not name.startswith(allowed) or "/tests/" in name]
+    if stray:
+        session.error(f"{wheel.name} holds {sorted(stray)}")
+
+
+def check_import(session: nox.Session, distribution: Distribution, wheel: Path) -> None:
+    """Install the wheel in a fresh environment, alone and with its extras, and import it."""
+    environment = Path(session.create_tmp()) / distribution.name
+    session.run("python", "-m", "venv", "--clear", str(environment))
+    python = str(environment / ("Scripts" if os.name == "nt" else "bin") / "python")
+    pip = (python, "-m", "pip", "install", "-q", "-c", "constraints-dev.txt")
+    check = (python, "-c", CHECK_IMPORT, distribution.module, distribution.name)
+    for extras in ("", *(f"[{extra}]" for extra in distribution.portable_extras)):
+        session.run(*pip, "--find-links", str(BUILT), f"{wheel}{extras}", external=True)
+        session.log(f"import {distribution.module}")
+        session.run(*check, *distribution.never_loads, external=True, log=False)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Train a small GPT natively and swapped, and compare."""
+    install(session, group("demo"), DISTRIBUTIONS)
+    session.run("python", "examples/train_gpt.py", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure the host-side cost of a swapped step."""
+    install(session, group("bench"), DISTRIBUTIONS)
+    session.run("python", "benchmarks/host_overhead.py", *session.posargs)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The framework-free core of optimizer-state swapping: config, plans, pipelines, reports.
+
+Users install a binding (``swap-torch``) and import from there. This package has no dependency and
+sees no tensor: it partitions, lays out, orders and counts; a binding gives it a device.
+"""
+
+from swap_core.__about__ import __version__
+from swap_core.adapter import ADAPTER_GROUP, OptimizerSwapAdapter, find_adapter
+from swap_core.batch import Batch
+from swap_core.config import SwapOptimizerConfig
+from swap_core.device import SwapDevice
+from swap_core.errors import (
+    AlreadyWrappedError,
+    StateLostError,
+    SwapInternalError,
+    UnknownStateKeyError,
+    UnsupportedOptimizerError,
+    UnsupportedOptionError,
+)
+from swap_core.layout import ALIGNMENT, HostRounding, Run, align, cover, place, runs_of
+from swap_core.ledger import Ledger
+from swap_core.model import VirtualDevice, VirtualEvent, VirtualMemory, VirtualStream
+from swap_core.packed import PackedPipeline
+from swap_core.partition import partition
+from swap_core.per_tensor import PerTensorPipeline
+from swap_core.pipeline import Pipeline, restore_or_explain
+from swap_core.report import StateReport, StayReason, SwapReport, format_bytes
+from swap_core.slot import Residency, Span, SwapSlot
+from swap_core.timeline import BatchTimes, StepTimes, step_times
+from swap_core.unit import UpdateUnit
+
+__all__ = [
+    "ADAPTER_GROUP",
+    "ALIGNMENT",
+    "AlreadyWrappedError",
+    "Batch",
+    "BatchTimes",
+    "HostRounding",
+    "Ledger",
+    "OptimizerSwapAdapter",
+    "PackedPipeline",
+    "PerTensorPipeline",
+    "Pipeline",
+    "Residency",
+    "Run",
+    "Span",
+    "StateLostError",
+    "StateReport",
+    "StayReason",
+    "StepTimes",
+    "SwapDevice",
+    "SwapInternalError",
+    "SwapOptimizerConfig",
+    "SwapReport",
+    "SwapSlot",
+    "UnknownStateKeyError",
+    "UnsupportedOptimizerError",
+    "UnsupportedOptionError",
+    "UpdateUnit",
+    "VirtualDevice",
+    "VirtualEvent",
+    "VirtualMemory",
+    "VirtualStream",
+    "__version__",
+    "align",
+    "cover",
+    "find_adapter",
+    "format_bytes",
+    "partition",
+    "place",
+    "restore_or_explain",
+    "runs_of",
+    "step_times",
+]

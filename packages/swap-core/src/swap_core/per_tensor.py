@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches in their own device memory, taken and given back one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar, final
+
+from swap_core.batch import Batch
+from swap_core.device import SwapDevice
+from swap_core.ledger import Ledger
+from swap_core.pipeline import Pipeline, Update
+
+__all__ = ["PerTensorPipeline"]
+
+StreamT = TypeVar("StreamT")
+EventT = TypeVar("EventT")
+MemoryT = TypeVar("MemoryT")
+TransferT = TypeVar("TransferT")
+
+
+@final
+class PerTensorPipeline(
+    Pipeline[StreamT, EventT, MemoryT, TransferT], Generic[StreamT, EventT, MemoryT, TransferT]
+):
+    """Each state keeps its own device storage, resized to nothing between updates.
+
+    At any time two adjacent batches have device memory: batch ``i - 1`` is given back (after its
+    store) before memory is taken for batch ``i + 1``, and batch ``i + 1`` is being loaded while
+    batch ``i`` is updated.
+    """
+
+    def __init__(
+        self, device: SwapDevice[StreamT, EventT, MemoryT, TransferT], ledger: Ledger
+    ) -> None:
+        super().__init__(device, ledger)
+        self._held: list[Batch[EventT, MemoryT, TransferT]] = []
+
+    def _run(
+        self,
+        compute: StreamT,
+        batches: Sequence[Batch[EventT, MemoryT, TransferT]],
+        update: Update,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        device = self._device
+        self._fetch(compute, batches[0], len(batches))
+        meanwhile()
+        for batch in batches:
+            device.wait(compute, batch.loaded)
+            if batch.index > 0:
+                self._retire(compute, batches[batch.index - 1])
+            if batch.index + 1 < len(batches):
+                self._fetch(compute, batches[batch.index + 1], len(batches))
+            self._update(compute, batch, update)
+            self._store(batch)
+        self._retire(compute, batches[-1])
+
+    def _fetch(
+        self, compute: StreamT, batch: Batch[EventT, MemoryT, TransferT], count: int
+    ) -> None:
+        self._restore(batch.memory, batch.nbytes, f"batch {batch.index} of {count}")
+        self._held.append(batch)
+        self._device.record(batch.restored, compute)
+        self._device.wait(self._device.load_stream, batch.restored)
+        self._load(batch)
+
+    def _retire(self, compute: StreamT, batch: Batch[EventT, MemoryT, TransferT]) -> None:
+        self._device.wait(compute, batch.stored)
+        self._give_back(batch)
+        batch.to_host()
+
+    def _give_back(self, batch: Batch[EventT, MemoryT, TransferT]) -> None:
+        self._held.remove(batch)
+        self._release(batch.memory, batch.nbytes)
+
+    def _release_all(self, batches: Sequence[Batch[EventT, MemoryT, TransferT]]) -> None:
+        for batch in tuple(self._held):
+            self._give_back(batch)

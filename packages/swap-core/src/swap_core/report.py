@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What swaps, what stays and why, and what it costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+
+from swap_core.ledger import Ledger
+from swap_core.timeline import StepTimes
+
+__all__ = ["StateReport", "StayReason", "SwapReport", "format_bytes"]
+
+
+class StayReason(Enum):
+    """Why a state stays on the device. The value is the sentence that users see."""
+
+    NOT_SELECTED = "it is not among the config's state_keys"
+    NOT_FLOATING = "it is not a floating point tensor"
+    NOT_DENSE = "its elements are not dense in memory (sparse, expanded or strided with gaps)"
+    ON_CPU = "its parameter is on the CPU, so there is no device memory to save"
+    NOT_MATERIALISED = "its parameter is on the meta device and has no memory yet"
+    TOO_SMALL = "it has fewer elements than min_numel"
+    SHARES_STORAGE = "it shares its storage with other tensors"
+
+
+@dataclass(frozen=True, slots=True)
+class StateReport:
+    """One state of one parameter."""
+
+    owner: str
+    """The parameter: ``group 0, parameter 3 (name)``."""
+    key: str
+    """The state: ``exp_avg``."""
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    stays: StayReason | None
+    """None: it swaps."""
+    born: bool
+    """False: the parameter had no gradient yet, so the state has no memory anywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapReport:
+    """A snapshot of an optimizer's swapping. Bytes and seconds; nothing in it changes later."""
+
+    optimizer: str
+    packed: bool
+    states: tuple[StateReport, ...]
+    batches: int
+    """Batches of the latest update that moved anything; 0 before it."""
+    batch_bytes: tuple[int, ...]
+    """Bytes that each of them moves in each direction."""
+    pinned: bool
+    """Whether all host memory is pinned. False costs speed: copies do not overlap."""
+    ledger: Ledger
+    """A copy of the counters."""
+    last_step: StepTimes | None
+    """Times of the latest update that moved anything, on the device's clock."""
+
+    @property
+    def swapped_bytes(self) -> int:
+        """Bytes of the states that swap and exist."""
+        return sum(s.nbytes for s in self.states if s.stays is None and s.born)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the states that exist and stay on the device."""
+        return sum(s.nbytes for s in self.states if s.stays is not None and s.born)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of host memory held."""
+        return self.ledger.host_bytes
+
+    @property
+    def idle_device_bytes(self) -> int:
+        """Device bytes held for swapped states now: 0 between updates."""
+        return self.ledger.device_bytes
+
+    @property
+    def peak_device_bytes(self) -> int:
+        """Most device bytes held for swapped states so far."""
+        return self.ledger.peak_device_bytes
+
+    def stay_counts(self) -> dict[StayReason, int]:
+        """Count the states that stay, by reason."""
+        return dict(Counter(s.stays for s in self.states if s.stays is not None))
+
+    def __str__(self) -> str:
+        """Tell the essentials in a few lines."""
+        swapping = [s for s in self.states if s.stays is None]
+        born = sum(s.born for s in swapping)
+        lines = [
+            f"{self.optimizer}, {'packed' if self.packed else 'per tensor'} swap",
+            f"  swapped    {born} states exist of {len(swapping)} that swap, "
+            f"{format_bytes(self.swapped_bytes)} of values",
+            f"  host       {format_bytes(self.host_bytes)} "
+            f"({'pinned' if self.pinned else 'pageable'})",
+            f"  device     idle {format_bytes(self.idle_device_bytes)}, "
+            f"peak {format_bytes(self.peak_device_bytes)}, "
+            f"states that stay {format_bytes(self.resident_bytes)}",
+            f"  batches    {self.batches}, "
+            f"largest {format_bytes(max(self.batch_bytes, default=0))}",
+            f"  moved      {format_bytes(self.ledger.bytes_loaded)} in, "
+            f"{format_bytes(self.ledger.bytes_stored)} out, in {self.ledger.updates} updates",
+        ]
+        for reason, count in self.stay_counts().items():
+            lines.append(f"  stays      {count} states: {reason.value}")
+        if self.last_step is not None:
+            t = self.last_step
+            lines.append(
+                f"  last step  {t.total * 1e3:.2f} ms: load {t.load * 1e3:.2f}, "
+                f"update {t.update * 1e3:.2f}, store {t.store * 1e3:.2f}, "
+                f"compute waited {t.wait * 1e3:.2f}"
+            )
+        return "\n".join(lines)
+
+
+def format_bytes(nbytes: int) -> str:
+    """Write bytes with a binary unit: ``192.6 MiB``."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{int(size)} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the times of a step's events to what each stream did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["BatchTimes", "StepTimes", "step_times"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """Seconds since the start of the update, for one batch."""
+
+    load_start: float
+    load_end: float
+    update_start: float
+    update_end: float
+    store_start: float
+    store_end: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of one update. Transfers overlap with updates, so the parts exceed the total."""
+
+    total: float
+    """From the first restore to the end of the last store."""
+    load: float
+    """The load stream copied."""
+    update: float
+    """The compute stream updated."""
+    store: float
+    """The store stream copied."""
+    wait: float
+    """The compute stream stood still for a transfer, the end of the last store included."""
+    batches: tuple[BatchTimes, ...]
+
+
+def step_times(
+    loaded: Sequence[float],
+    updated: Sequence[float],
+    stored: Sequence[float],
+    *,
+    ring: int,
+    update_after_store: bool,
+) -> StepTimes:
+    """Reconstruct a step from the ends of its copies and updates.
+
+    Starts are not measured: a copy starts when its stream is free and what it waits for is there.
+
+    Args:
+        loaded: For each batch, seconds from the first restore to the end of its load.
+        updated: The same for the end of its update.
+        stored: The same for the end of its store.
+        ring: A load waits for the store of the batch this many before it.
+        update_after_store: Whether an update also waits for the store of the batch before
+            (the per-tensor pipeline).
+    """
+    batches: list[BatchTimes] = []
+    for i in range(len(loaded)):
+        load_start = max(loaded[i - 1] if i else 0.0, stored[i - ring] if i >= ring else 0.0)
+        gate = stored[i - 1] if i and update_after_store else 0.0
+        update_start = max(loaded[i], updated[i - 1] if i else 0.0, gate)
+        store_start = max(updated[i], stored[i - 1] if i else 0.0)
+        batches.append(
+            BatchTimes(load_start, loaded[i], update_start, updated[i], store_start, stored[i])
+        )
+    update = sum(batch.update_end - batch.update_start for batch in batches)
+    total = stored[-1] if stored else 0.0
+    return StepTimes(
+        total=total,
+        load=sum(batch.load_end - batch.load_start for batch in batches),
+        update=update,
+        store=sum(batch.store_end - batch.store_start for batch in batches),
+        wait=total - update,
+        batches=tuple(batches),
+    )

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device of byte arrays: it writes every verb down, and runs queued work as late as it may.
+
+Work runs only when the host waits for it or at :meth:`Recorder.drain`, in the most one-sided order
+that the recorded waits allow. So a missing wait shows as wrong bytes, not as luck.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from swap_core import Batch, Ledger, PackedPipeline, PerTensorPipeline, Residency
+
+NEXT = bytes((5 * byte + 1) % 256 for byte in range(256))
+"""What an update makes of each byte; every byte changes."""
+
+GARBAGE = 0xEE
+
+
+class DeviceFull(Exception):  # noqa: N818 - a device's own class, named as the framework likes
+    """What this device calls out of memory."""
+
+
+@dataclass(eq=False)
+class Stream:
+    name: str
+    queue: deque[Callable[[], bool]] = field(default_factory=deque)
+    """Tasks; one that returns False could not run yet."""
+    queued: int = 0
+    done: int = 0
+
+
+@dataclass(eq=False)
+class Event:
+    name: str
+    stream: Stream | None = None
+    mark: int = 0
+
+
+@dataclass(eq=False)
+class Memory:
+    name: str
+    data: bytearray
+    live: bool = False
+    """Whether the compute stream is between a restore and the release."""
+
+
+@dataclass(eq=False)
+class Transfer:
+    name: str
+    memory: Memory
+    device: slice
+    host: bytearray
+
+
+class Recorder:
+    """A ``SwapDevice``.
+
+    Args:
+        priority: The stream that runs whenever it can, the one that runs when that cannot, the last.
+    """
+
+    out_of_memory = DeviceFull
+
+    def __init__(self, priority: Sequence[str] = ("compute", "load", "store")) -> None:
+        self.streams = {name: Stream(name) for name in priority}
+        self.load_stream = self.streams["load"]
+        self.store_stream = self.streams["store"]
+        self.calls: list[str] = []
+        self.fails: Callable[[int, str], bool] = lambda number, call: False
+        self.error: BaseException = RuntimeError("planted")
+        self.fails_after_the_work = False
+        self.forgotten_wait = -1
+        self.waits = 0
+        self.held: list[str] = []
+        self.violations: list[str] = []
+
+    @contextmanager
+    def verb(self, call: str) -> Iterator[None]:
+        """Write the call down and raise where an error is planted, before or after the work."""
+        planted = self.fails(len(self.calls), call)
+        self.calls.append(call)
+        if planted and not self.fails_after_the_work:
+            raise self.error
+        yield
+        if planted:
+            raise self.error
+
+    def compute_stream(self) -> Stream:
+        return self.streams["compute"]
+
+    def create_event(self) -> Event:
+        return Event("anonymous")
+
+    def record(self, event: Event, stream: Stream) -> None:
+        with self.verb(f"record {event.name} on {stream.name}"):
+            event.stream, event.mark = stream, stream.queued
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        with self.verb(f"wait on {stream.name} for {event.name}"):
+            target, mark = event.stream, event.mark
+            if target is not None and self.waits != self.forgotten_wait:
+                self.queue(stream, lambda: target.done >= mark)
+            self.waits += 1
+
+    def synchronize(self, event: Event) -> None:
+        with self.verb(f"synchronize {event.name}"):
+            while event.stream is not None and event.stream.done < event.mark:
+                self._run_one()
+
+    def elapsed(self, start: Event, end: Event) -> float:
+        raise NotImplementedError
+
+    def restore(self, memory: Memory) -> None:
+        with self.verb(f"restore {memory.name}"):
+            self.held.append(memory.name)
+            self.queue(self.compute_stream(), lambda: self._set_live(memory, True))
+
+    def release(self, memory: Memory) -> None:
+        with self.verb(f"release {memory.name}"):
+            if memory.name in self.held:
+                self.held.remove(memory.name)
+                self.queue(self.compute_stream(), lambda: self._set_live(memory, False))
+
+    def copy_in(self, stream: Stream, transfers: Sequence[Transfer]) -> None:
+        with self.verb(f"copy_in {transfers[0].name} on {stream.name}"):
+            for transfer in transfers:
+                self.queue(stream, lambda t=transfer: self._copy_in(t))
+
+    def copy_out(self, stream: Stream, transfers: Sequence[Transfer]) -> None:
+        with self.verb(f"copy_out {transfers[0].name} on {stream.name}"):
+            for transfer in transfers:
+                self.queue(stream, lambda t=transfer: self._copy_out(t))
+
+    def queue(self, stream: Stream, task: Callable[[], bool]) -> None:
+        stream.queue.append(task)
+        stream.queued += 1
+
+    def drain(self) -> None:
+        """Run everything."""
+        while any(stream.queue for stream in self.streams.values()):
+            self._run_one()
+
+    def _run_one(self) -> None:
+        for stream in self.streams.values():
+            if stream.queue and stream.queue[0]():
+                stream.queue.popleft()
+                stream.done += 1
+                return
+        raise AssertionError("deadlock: every stream waits for another one")
+
+    def _set_live(self, memory: Memory, live: bool) -> bool:
+        memory.live = live
+        memory.data[:] = bytes([GARBAGE]) * len(memory.data)
+        return True
+
+    def _copy_in(self, transfer: Transfer) -> bool:
+        self.check(transfer, "loaded into")
+        transfer.memory.data[transfer.device] = transfer.host
+        return True
+
+    def _copy_out(self, transfer: Transfer) -> bool:
+        self.check(transfer, "stored from")
+        transfer.host[:] = transfer.memory.data[transfer.device]
+        return True
+
+    def check(self, transfer: Transfer, use: str) -> None:
+        if not transfer.memory.live:
+            self.violations.append(f"{transfer.memory.name} is {use} while it is not held")
+
+
+class Rig:
+    """A pipeline on a :class:`Recorder`, with batches of two transfers each and real bytes.
+
+    Args:
+        kind: ``packed`` or ``per tensor``.
+        sizes: Bytes of each batch, each > 1.
+        arenas: Size of the ring of the packed pipeline.
+        device: Default: a new one.
+    """
+
+    def __init__(
+        self, kind: str, sizes: Sequence[int], *, arenas: int = 2, device: Recorder | None = None
+    ) -> None:
+        self.device = device or Recorder()
+        self.ledger = Ledger()
+        self.changed: list[int] = []
+        """Batches whose update was queued, in order, over all runs."""
+        self.ring = [
+            Memory(f"arena {i}", bytearray(max(sizes[i::arenas], default=0)))
+            for i in range(arenas)
+        ]
+        self.batches = [self._batch(kind, i, nbytes) for i, nbytes in enumerate(sizes)]
+        self.original = self.values()
+        self.pipeline = (
+            PackedPipeline(self.device, self.ledger, [(m, len(m.data)) for m in self.ring])
+            if kind == "packed"
+            else PerTensorPipeline(self.device, self.ledger)
+        )
+
+    def _batch(self, kind: str, index: int, nbytes: int) -> Batch[Event, Memory, Transfer]:
+        own = Memory(f"batch {index}", bytearray(nbytes))
+        memory = self.ring[index % len(self.ring)] if kind == "packed" else own
+        bytes_ = bytearray((7 * position + 31 * index) % 256 for position in range(nbytes))
+        cut = nbytes // 2
+        return Batch(
+            index=index,
+            nbytes=nbytes,
+            memory=memory,
+            transfers=(
+                Transfer(str(index), memory, slice(0, cut), bytes_[:cut]),
+                Transfer(str(index), memory, slice(cut, nbytes), bytes_[cut:]),
+            ),
+            restored=Event(f"restored {index}"),
+            loaded=Event(f"loaded {index}"),
+            updated=Event(f"updated {index}"),
+            stored=Event(f"stored {index}"),
+        )
+
+    def run(self) -> None:
+        self.pipeline.run(self.batches, self.update, self.meanwhile)
+
+    def update(self, index: int) -> None:
+        with self.device.verb(f"update {index}"):
+            self.changed.append(index)
+            for transfer in self.batches[index].transfers:
+                self.device.queue(
+                    self.device.compute_stream(), lambda t=transfer: self._change(t)
+                )
+
+    def meanwhile(self) -> None:
+        with self.device.verb("meanwhile"):
+            pass
+
+    def _change(self, transfer: Transfer) -> bool:
+        self.device.check(transfer, "updated")
+        data = transfer.memory.data
+        data[transfer.device] = data[transfer.device].translate(NEXT)
+        return True
+
+    def values(self) -> list[bytes]:
+        """The host bytes of each batch, as they are now."""
+        return [b"".join(bytes(t.host) for t in batch.transfers) for batch in self.batches]
+
+    def expected(self) -> list[bytes]:
+        """The host bytes after every update that was queued."""
+        values = list(self.original)
+        for index in self.changed:
+            values[index] = values[index].translate(NEXT)
+        return values
+
+    def residencies(self) -> set[Residency]:
+        return {batch.residency for batch in self.batches}

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adam and AdamW states in pinned host memory, streamed through the accelerator in the update."""
+
+from swap_core import Residency, SwapOptimizerConfig, SwapReport, SwapSlot, UpdateUnit
+from swap_torch.__about__ import __version__
+from swap_torch.adapter import TorchSwapAdapter
+from swap_torch.api import is_swap_optimizer, swap_optimizer
+from swap_torch.device import AcceleratorDevice, DeviceMemory, TorchSwapDevice, Transfer
+from swap_torch.optimizer import TorchSwapOptimizer
+
+__all__ = [
+    "AcceleratorDevice",
+    "DeviceMemory",
+    "Residency",
+    "SwapOptimizerConfig",
+    "SwapReport",
+    "SwapSlot",
+    "TorchSwapAdapter",
+    "TorchSwapDevice",
+    "TorchSwapOptimizer",
+    "Transfer",
+    "UpdateUnit",
+    "__version__",
+    "is_swap_optimizer",
+    "swap_optimizer",
+]

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.optim.Adam and AdamW.
+
+The arithmetic is torch's own functional :func:`torch.optim.adam.adam`, called on one batch at a
+time: the same kernels in the same order per element, hence the same bits.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch.optim.adam import adam
+from torch.optim.optimizer import _default_to_fused_or_foreach, _get_scalar_dtype
+
+from swap_core import SwapOptimizerConfig, UnknownStateKeyError, UnsupportedOptionError
+from swap_torch.adapter import Group, Kernel, TorchStep, TorchSwapAdapter, UpdateCall
+
+__all__ = ["TorchAdamBaseAdapter", "TorchNativeAdamAdapter", "TorchNativeAdamWAdapter"]
+
+
+class TorchAdamBaseAdapter(TorchSwapAdapter):
+    """What Adam, AdamW and HyperParallel's AdamW have in common."""
+
+    def validate(self, config: SwapOptimizerConfig) -> None:
+        """Refuse a config or a parameter group that does not fit this optimizer."""
+        if config.include_master_params:
+            raise UnsupportedOptionError(
+                f"swap_optimizer: include_master_params=True is for MindFormers AdamW, which owns "
+                f"fp32 master parameters; {self.supports()} has none. Leave it False."
+            )
+        for index, group in enumerate(self.optimizer.param_groups):
+            self.validate_group(group, f"param group {index}")
+        self._validate_keys(config)
+
+    def _validate_keys(self, config: SwapOptimizerConfig) -> None:
+        groups = self.optimizer.param_groups
+        have = tuple(dict.fromkeys(key for group in groups for key in self.state_keys(group)))
+        for key in config.state_keys or ():
+            if key not in have:
+                hint = " (it exists with amsgrad=True)" if key == "max_exp_avg_sq" else ""
+                raise UnknownStateKeyError(
+                    f"swap_optimizer: state_keys names {key!r}, which this {self.supports()} does "
+                    f"not have{hint}. It has: {', '.join(have)}."
+                )
+
+    def state_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """Both moments, and the maximum of the second with AMSGrad."""
+        amsgrad = ("max_exp_avg_sq",) if group["amsgrad"] else ()
+        return ("exp_avg", "exp_avg_sq", *amsgrad)
+
+    def step_batch(self, step: TorchStep, call: UpdateCall) -> None:
+        """Update ``call.params`` in place."""
+        self.begin_groups(step, call.group_index + 1)
+        self.update(self.optimizer.param_groups[call.group_index], call, call.gradients_in(step))
+
+    @abstractmethod
+    def update(self, group: Group, call: UpdateCall, grads: list[torch.Tensor]) -> None:
+        """Run the optimizer's arithmetic, with the hyper-parameters as they are in ``group``."""
+
+
+class _TorchNativeAdapter(TorchAdamBaseAdapter):
+    """torch's own two classes."""
+
+    refused_options: tuple[str, ...]
+    """Options that must not be True."""
+
+    def validate_group(self, group: Mapping[str, Any], where: str) -> None:
+        """Refuse options whose implementation cannot run batch by batch on host states."""
+        for option in self.refused_options:
+            if group[option]:
+                raise UnsupportedOptionError(
+                    f"swap_optimizer: {self.supports()} with {option}=True in {where} is not "
+                    f"supported; {_INSTEAD[option]}."
+                )
+
+    def counter_keys(self) -> tuple[str, ...]:
+        """One ``step`` per parameter."""
+        return ("step",)
+
+    def template(self, param: torch.Tensor) -> torch.Tensor:
+        """States are like the parameter."""
+        return param
+
+    def new_counters(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Make ``step`` as native does: on the parameter's device if fused, else on the CPU."""
+        fused = group["fused"]
+        dtype = _get_scalar_dtype(is_fused=fused)  # type: ignore[no-untyped-call]  # torch
+        device = param.device if fused else torch.device("cpu")
+        return {"step": torch.zeros((), dtype=dtype, device=device)}
+
+    def plan_options(self, group: Mapping[str, Any]) -> object:
+        """What :meth:`kernel`, :meth:`state_keys` and :meth:`validate_group` look at."""
+        return (
+            group["foreach"],
+            group["fused"],
+            group["amsgrad"],
+            group["capturable"],
+            group["differentiable"],
+            isinstance(group["lr"], torch.Tensor),
+        )
+
+    def kernel(self, group: Mapping[str, Any], params: Sequence[torch.Tensor]) -> Kernel:
+        """Choose as :func:`torch.optim.adam.adam` does, from all parameters of the group.
+
+        It looks at the types and devices of the list it is given; asked batch by batch, one
+        parameter of an odd type would change one batch and not the others.
+        """
+        fused, foreach = group["fused"], group["foreach"]
+        if fused is None and foreach is None:
+            _, foreach = _default_to_fused_or_foreach(list(params), False, use_fused=False)
+            foreach = foreach and not isinstance(group["lr"], torch.Tensor)
+        return Kernel(bool(fused), bool(foreach), any(map(torch.is_complex, params)))
+
+    def begin_group(self, group: Group) -> None:
+        """Nothing: counters are per parameter, and the kernels advance them."""
+
+    def update(self, group: Group, call: UpdateCall, grads: list[torch.Tensor]) -> None:
+        """Call torch's functional."""
+        kernel, states = call.kernel, call.states
+        beta1, beta2 = group["betas"]
+        maxima = states.get("max_exp_avg_sq", [])
+        adam(
+            call.params,
+            grads,
+            states["exp_avg"],
+            states["exp_avg_sq"],
+            # The complex path replaces items of this list by other views.
+            list(maxima) if kernel.has_complex else maxima,
+            states["step"],
+            foreach=kernel.foreach,
+            capturable=False,
+            differentiable=False,
+            fused=kernel.fused,
+            grad_scale=vars(self.optimizer).get("grad_scale"),
+            found_inf=vars(self.optimizer).get("found_inf"),
+            has_complex=kernel.has_complex,
+            decoupled_weight_decay=group["decoupled_weight_decay"],
+            amsgrad=group["amsgrad"],
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
+        )
+
+
+@final
+class TorchNativeAdamAdapter(_TorchNativeAdapter):
+    """torch.optim.Adam (https://arxiv.org/abs/1412.6980)."""
+
+    refused_options = ("foreach", "fused", "capturable", "differentiable")
+
+    @classmethod
+    def supports(cls) -> str:
+        """The class's name for messages."""
+        return "torch.optim.Adam"
+
+    @classmethod
+    def matches(cls, optimizer: object) -> bool:
+        """Adam, or a subclass with the same step, but not AdamW."""
+        return (
+            isinstance(optimizer, torch.optim.Adam)
+            and not isinstance(optimizer, torch.optim.AdamW)
+            and _steps_as(optimizer, torch.optim.Adam)
+        )
+
+
+@final
+class TorchNativeAdamWAdapter(_TorchNativeAdapter):
+    """torch.optim.AdamW (https://arxiv.org/abs/1711.05101)."""
+
+    refused_options = ("foreach", "capturable", "differentiable")
+
+    @classmethod
+    def supports(cls) -> str:
+        """The class's name for messages."""
+        return "torch.optim.AdamW"
+
+    @classmethod
+    def matches(cls, optimizer: object) -> bool:
+        """AdamW, or a subclass with the same step."""
+        return isinstance(optimizer, torch.optim.AdamW) and _steps_as(optimizer, torch.optim.AdamW)
+
+
+_INSTEAD = {
+    "foreach": "leave foreach=None, which runs what native runs by default, or set foreach=False",
+    "fused": "leave fused=None or set fused=False, or use AdamW, which supports fused=True",
+    "capturable": "set capturable=False: a captured graph cannot hold the copies from host memory",
+    "differentiable": "set differentiable=False: states that move cannot carry gradients",
+}
+
+
+def _steps_as(optimizer: torch.optim.Optimizer, base: type[torch.optim.Optimizer]) -> bool:
+    """Tell whether the optimizer's class runs the arithmetic of ``base`` unchanged.
+
+    torch patches ``step`` with a hook wrapper on the class of each optimizer that is made, so the
+    functions are compared underneath it.
+    """
+    kind = type(optimizer)
+    return inspect.unwrap(kind.step) is inspect.unwrap(base.step) and vars_of(
+        kind, "_init_group"
+    ) is vars_of(base, "_init_group")
+
+
+def vars_of(kind: type, name: str) -> object:
+    """The attribute ``name`` as the first class in the method resolution order defines it."""
+    return next(vars(cls)[name] for cls in kind.__mro__ if name in vars(cls))

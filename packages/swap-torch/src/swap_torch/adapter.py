@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the torch engine needs of an optimizer, and the objects that travel through a step."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from swap_core import OptimizerSwapAdapter, UpdateUnit
+
+__all__ = [
+    "Group",
+    "Kernel",
+    "TorchStep",
+    "TorchSwapAdapter",
+    "TorchUnit",
+    "UpdateCall",
+    "owner_name",
+]
+
+Group: TypeAlias = dict[str, Any]
+"""A torch parameter group; its values are what the optimizer's author made them."""
+
+TorchUnit: TypeAlias = UpdateUnit[torch.Tensor]
+
+
+class Kernel(NamedTuple):
+    """The implementation that native would choose for a whole group, and so for each batch."""
+
+    fused: bool
+    foreach: bool
+    has_complex: bool
+
+
+@dataclass(slots=True)
+class TorchStep:
+    """What one call of ``step()`` works on."""
+
+    params: list[list[torch.Tensor]]
+    """The ``params`` list of each group, the optimizer's own list objects."""
+    masks: tuple[tuple[bool, ...], ...]
+    """For each group, which of its parameters have a gradient."""
+    options: tuple[object, ...]
+    """What of the groups' options decides how a plan looks (not lr, betas and the like)."""
+    grads: list[torch.Tensor]
+    """The gradients in the order of groups and parameters; local ones once the plan is known."""
+    groups_begun: int = field(default=0)
+    """How many groups have done what they do once per step."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateCall:
+    """One call of the optimizer's own arithmetic: parameters of one group, in order.
+
+    Lists are bound once and used in every step; ``states`` holds device tensors, which are valid
+    only while the batch is on the device.
+    """
+
+    group_index: int
+    params: list[torch.Tensor]
+    grads: tuple[int, ...] | slice
+    """Where their gradients are in :attr:`TorchStep.grads`."""
+    states: Mapping[str, list[torch.Tensor]]
+    """For each key (counters too) the states of ``params``, in order."""
+    kernel: Kernel
+
+    def gradients_in(self, step: TorchStep) -> list[torch.Tensor]:
+        """The gradients of ``params``, in order."""
+        if isinstance(self.grads, slice):
+            return step.grads[self.grads]
+        return [step.grads[index] for index in self.grads]
+
+
+class TorchSwapAdapter(OptimizerSwapAdapter[torch.Tensor, TorchStep, UpdateCall]):
+    """One kind of torch optimizer.
+
+    Args:
+        optimizer: The optimizer, whose ``param_groups`` and ``state`` are looked up anew in each
+            step, since ``load_state_dict`` replaces both.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @abstractmethod
+    def validate_group(self, group: Mapping[str, Any], where: str) -> None:
+        """Refuse a parameter group whose options cannot be combined with swapping.
+
+        Args:
+            group: The options, complete.
+            where: Which group it is, in the words of messages.
+
+        Raises:
+            UnsupportedOptionError: naming the option, the group and what to use instead.
+        """
+
+    @abstractmethod
+    def state_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """Names of the tensor states that a parameter of ``group`` has."""
+
+    @abstractmethod
+    def counter_keys(self) -> tuple[str, ...]:
+        """Names of per-parameter states that never swap, such as ``step``."""
+
+    @abstractmethod
+    def template(self, param: torch.Tensor) -> torch.Tensor:
+        """The tensor whose like natively becomes a new state of ``param``."""
+
+    @abstractmethod
+    def new_counters(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        """The counters of a parameter that is updated for the first time."""
+
+    @abstractmethod
+    def kernel(self, group: Mapping[str, Any], params: Sequence[torch.Tensor]) -> Kernel:
+        """The implementation that native runs for these parameters of ``group``, all of them."""
+
+    @abstractmethod
+    def plan_options(self, group: Mapping[str, Any]) -> object:
+        """The options of ``group`` that make a different plan when they change; hashable."""
+
+    def prepare_step(self) -> TorchStep:
+        """Collect the gradients.
+
+        Raises:
+            RuntimeError: a gradient is sparse, as natively, but before anything changed.
+        """
+        groups = self.optimizer.param_groups
+        params: list[list[torch.Tensor]] = [group["params"] for group in groups]
+        grads = [[param.grad for param in members] for members in params]
+        step = TorchStep(
+            params=params,
+            masks=tuple([tuple([grad is not None for grad in group]) for group in grads]),
+            options=tuple([self.plan_options(group) for group in groups]),
+            grads=[grad for group in grads for grad in group if grad is not None],
+        )
+        if any(grad.is_sparse for grad in step.grads):
+            self._refuse_sparse(step)
+        return step
+
+    def iter_update_units(self, step: TorchStep) -> Iterable[TorchUnit]:
+        """Give one unit for each parameter with a gradient, without its slots."""
+        grad_index = 0
+        for group_index, (members, mask) in enumerate(zip(step.params, step.masks, strict=True)):
+            for param, has_grad in zip(members, mask, strict=True):
+                if has_grad:
+                    yield UpdateUnit(param, group_index, grad_index, ())
+                    grad_index += 1
+
+    def finish_step(self, step: TorchStep) -> None:
+        """Begin the groups that no batch began, such as those without gradients."""
+        self.begin_groups(step, len(step.params))
+
+    def begin_groups(self, step: TorchStep, count: int) -> None:
+        """Do what the first ``count`` groups do once per step, each of them once, in order."""
+        while step.groups_begun < count:
+            self.begin_group(self.optimizer.param_groups[step.groups_begun])
+            step.groups_begun += 1
+
+    @abstractmethod
+    def begin_group(self, group: Group) -> None:
+        """Do what native does once per step and group, such as advancing the group's counter."""
+
+    def _refuse_sparse(self, step: TorchStep) -> None:
+        position = next(i for i, grad in enumerate(step.grads) if grad.is_sparse)
+        unit = next(u for u in self.iter_update_units(step) if u.grad_index == position)
+        index = next(i for i, p in enumerate(step.params[unit.adapter_index]) if p is unit.param)
+        raise RuntimeError(
+            f"{self.supports()} does not support sparse gradients, but the gradient of "
+            f"{owner_name(self.optimizer, unit.adapter_index, index)} is sparse. Make it dense "
+            f"(sparse=False on the embedding), or use SparseAdam for that parameter. "
+            f"Nothing was updated."
+        )
+
+
+def owner_name(optimizer: torch.optim.Optimizer, group_index: int, index: int) -> str:
+    """Name a parameter in the words of messages: ``group 0, parameter 3 (layers.0.weight)``."""
+    names = optimizer.param_groups[group_index].get("param_names")
+    name = f" ({names[index]})" if names is not None else ""
+    return f"group {group_index}, parameter {index}{name}"

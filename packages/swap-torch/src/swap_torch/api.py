@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two functions that users call."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from torch.optim import Optimizer
+
+from swap_core import AlreadyWrappedError, SwapOptimizerConfig, UnsupportedOptimizerError
+from swap_torch.device import AnyTorchDevice
+from swap_torch.optimizer import TorchSwapOptimizer, make_engine, turn_into_swap_optimizer
+
+__all__ = ["is_swap_optimizer", "swap_optimizer"]
+
+OptimizerT = TypeVar("OptimizerT", bound=Optimizer)
+
+
+def swap_optimizer(
+    optimizer: OptimizerT,
+    config: SwapOptimizerConfig | None = None,
+    *,
+    device: AnyTorchDevice | None = None,
+) -> OptimizerT:
+    """Keep the states of ``optimizer`` in pinned host memory between updates.
+
+    Afterwards ``optimizer.step()`` brings them to the device batch by batch; results are the same
+    bits as before. Everything else stays as it was: schedulers, scalers, hooks, state dicts.
+
+    - At wrapping: states that exist move to the host, and their device memory is free.
+    - In ``step()``: at most ``staging_buffers`` batches of states are on the device.
+    - Between updates: swapped states have no device memory; ``optimizer.state`` shows the host
+      tensors.
+
+    Args:
+        optimizer: ``torch.optim.Adam``, ``torch.optim.AdamW`` or HyperParallel's ``AdamW``. It is
+            changed in place: the same object, of a subclass of its class.
+        config: How to swap; None: ``SwapOptimizerConfig()``.
+        device: An explicit device, for tests and special memory; used for parameters on its
+            ``torch_device``. None: the accelerator of each parameter.
+
+    Returns:
+        ``optimizer``.
+
+    Raises:
+        ValueError: the optimizer, one of its options, or the config is not supported, or the
+            optimizer swaps already. Nothing was changed.
+
+    Warns:
+        UserWarning: no state can swap (for example, all parameters are on the CPU).
+        RuntimeWarning: host memory could not be pinned.
+
+    Example:
+        >>> optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        >>> optimizer = swap_optimizer(optimizer, SwapOptimizerConfig(swap_times=16))
+    """
+    if is_swap_optimizer(optimizer):
+        raise AlreadyWrappedError(
+            f"swap_optimizer: {optimizer!r} swaps already. Wrap it once; to change the config, "
+            f"make the optimizer anew and load its state dict."
+        )
+    _refuse_replaced_step(optimizer)
+    engine = make_engine(optimizer, config or SwapOptimizerConfig(), device)
+    engine.adopt(optimizer.state)
+    turn_into_swap_optimizer(optimizer, engine)
+    engine.warn_if_nothing_swaps()
+    return optimizer
+
+
+def is_swap_optimizer(obj: object) -> bool:
+    """Tell whether ``obj`` is an optimizer whose states swap."""
+    return isinstance(obj, TorchSwapOptimizer)
+
+
+def _refuse_replaced_step(optimizer: object) -> None:
+    """Refuse an instance whose ``step`` somebody other than a scheduler replaced."""
+    if not isinstance(optimizer, Optimizer):
+        return  # find_adapter says what is supported
+    step = vars(optimizer).get("step")
+    if step is not None and "_wrapped_by_lr_sched" not in vars(step):
+        raise UnsupportedOptimizerError(
+            f"swap_optimizer: optimizer.step was replaced on this {type(optimizer).__name__} by "
+            f"{step!r}, which would still run the native update. Call swap_optimizer before the "
+            f"code that replaces it."
+        )

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which states swap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from swap_core import StayReason, SwapOptimizerConfig
+from swap_torch.device import AnyTorchDevice, accelerator_device
+
+__all__ = ["Eligibility", "is_dense"]
+
+
+@dataclass(frozen=True, slots=True)
+class Eligibility:
+    """The rules of one wrapped optimizer.
+
+    Args:
+        config: Selects keys and sizes.
+        device: Used for tensors on its ``torch_device``; None: each accelerator's own.
+    """
+
+    config: SwapOptimizerConfig
+    device: AnyTorchDevice | None
+
+    def device_of(self, param: torch.Tensor) -> AnyTorchDevice | None:
+        """The device that swaps the states of ``param`` (a local tensor); None if none does."""
+        if self.device is not None and param.device == self.device.torch_device:
+            return self.device
+        if param.device.type in ("cpu", "meta"):
+            return None
+        return accelerator_device(param.device)
+
+    def stay_reason(
+        self, key: str, param: torch.Tensor, state: torch.Tensor, *, exists: bool
+    ) -> StayReason | None:
+        """Why a state stays where it is, or None if it swaps.
+
+        Args:
+            key: The state's name.
+            param: The local tensor of its parameter, which decides the device.
+            state: The local tensor of the state or, if it does not exist yet, one that it will
+                be like.
+            exists: Whether ``state`` is the state itself.
+        """
+        keys = self.config.state_keys
+        if keys is not None and key not in keys:
+            return StayReason.NOT_SELECTED
+        if not state.dtype.is_floating_point:
+            return StayReason.NOT_FLOATING
+        if param.device.type == "meta":
+            return StayReason.NOT_MATERIALISED
+        if self.device_of(param) is None:
+            return StayReason.ON_CPU
+        if state.layout is not torch.strided or (exists and not is_dense(state)):
+            return StayReason.NOT_DENSE
+        # An empty tensor has no bytes to move, whatever min_numel says.
+        if state.numel() < max(1, self.config.min_numel):
+            return StayReason.TOO_SMALL
+        if exists and state.untyped_storage().nbytes() != state.numel() * state.element_size():
+            return StayReason.SHARES_STORAGE
+        return None
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Tell whether the elements fill one block of memory, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One optimizer's swapping: from a call of ``step()`` to batches through a device."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, final
+
+import torch
+
+from swap_core import (
+    Ledger,
+    StayReason,
+    StepTimes,
+    SwapOptimizerConfig,
+    SwapReport,
+    UpdateUnit,
+    step_times,
+)
+from swap_torch.adapter import TorchStep, TorchSwapAdapter
+from swap_torch.device import AnyTorchDevice
+from swap_torch.eligibility import Eligibility
+from swap_torch.plan import Lane, Plan, Planner
+from swap_torch.states import OptimizerState, StateTable
+
+__all__ = ["SwapEngine"]
+
+_PLANS_KEPT = 8
+"""Sets of active parameters that come back, such as the experts of a mixture, keep their plans."""
+
+
+@final
+class SwapEngine:
+    """Owns everything that swapping adds to an optimizer.
+
+    Args:
+        adapter: The optimizer's adapter, already validated.
+        config: How to swap.
+        device: Given explicitly by the user, or None.
+    """
+
+    def __init__(
+        self,
+        adapter: TorchSwapAdapter,
+        config: SwapOptimizerConfig,
+        device: AnyTorchDevice | None,
+    ) -> None:
+        self.adapter = adapter
+        self.config = config
+        self.device = device
+        self.packed = config.packed_swap is not False
+        self.ledger = Ledger()
+        self._table = StateTable(adapter, Eligibility(config, device), self.ledger)
+        self._planner = Planner(
+            adapter, self._table, config, packed=self.packed, ledger=self.ledger
+        )
+        self._plans: OrderedDict[object, Plan] = OrderedDict()
+        self._latest: tuple[Lane, ...] = ()
+        self._in_flight: dict[torch.device, tuple[AnyTorchDevice, Any]] = {}
+
+    @torch.no_grad()
+    def step(self, state: OptimizerState) -> None:
+        """Update every parameter that has a gradient. Does not block the host.
+
+        Args:
+            state: ``optimizer.state``, without waiting for it.
+        """
+        step = self.adapter.prepare_step()
+        if step.grads:
+            plan = self._plan(step, state)
+            plan.localize(step)
+            self._run(step, plan)
+        self.adapter.finish_step(step)
+
+    def settle(self) -> None:
+        """Block the host until the host states are current. Nothing to do twice."""
+        for device, event in self._in_flight.values():
+            device.synchronize(event)
+        self._in_flight.clear()
+
+    @torch.no_grad()
+    def adopt(self, state: OptimizerState) -> None:
+        """Move states that exist and swap, but are not in their host memory, there.
+
+        For states from before wrapping and from ``load_state_dict``.
+        """
+        self.settle()
+        self._plans.clear()
+        groups = self.adapter.optimizer.param_groups
+        self._table.admit(
+            [
+                UpdateUnit(param, index, 0, ())
+                for index, group in enumerate(groups)
+                for param in group["params"]
+                if state.get(param)
+            ],
+            state,
+        )
+
+    def warn_if_nothing_swaps(self) -> None:
+        """Warn, once, when no state of any parameter can ever swap, and say why."""
+        report = self.report(self.adapter.optimizer.state)
+        reasons = report.stay_counts()
+        may_swap = {None, StayReason.NOT_MATERIALISED}
+        if not report.states or any(state.stays in may_swap for state in report.states):
+            return
+        told = "; ".join(f"{count} because {reason.value}" for reason, count in reasons.items())
+        warnings.warn(
+            f"swap_optimizer: none of the {len(report.states)} states of this "
+            f"{self.adapter.supports()} can swap: {told}. The optimizer works as before and saves "
+            f"no memory.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+    def report(self, state: OptimizerState) -> SwapReport:
+        """Describe states, latest batches and counters. Blocks until stores are done."""
+        self.settle()
+        batches = [batch for lane in self._latest for batch in lane.batches]
+        devices = {lane.device.torch_device: lane.device for lane in self._latest}
+        return SwapReport(
+            optimizer=self.adapter.supports(),
+            packed=self.packed,
+            states=tuple(self._table.report(state)),
+            batches=len(batches),
+            batch_bytes=tuple(batch.nbytes for batch in batches),
+            pinned=all(device.pinned for device in devices.values()),
+            ledger=replace(self.ledger),
+            last_step=self._times(self._latest[0]) if self._latest else None,
+        )
+
+    # One step.
+
+    def _plan(self, step: TorchStep, state: OptimizerState) -> Plan:
+        key = (step.masks, step.options)
+        plan = self._plans.get(key)
+        if plan is not None and plan.fits(step, state):
+            self._plans.move_to_end(key)
+            return plan
+        plan = self._new_plan(step, state)
+        self._plans[key] = plan
+        if len(self._plans) > _PLANS_KEPT:
+            self._plans.popitem(last=False)
+        return plan
+
+    def _new_plan(self, step: TorchStep, state: OptimizerState) -> Plan:
+        """Plan anew: first use, or something was changed from outside between updates."""
+        self.adapter.validate(self.config)
+        self.settle()
+        other = next(iter(self._plans.values()), None)
+        if other is not None and not other.has_parameters_of(step):
+            self._plans.clear()
+            self._planner.forget()
+            self._table.forget_all_but(p for members in step.params for p in members)
+        self._table.admit(self.adapter.iter_update_units(step), state)
+        return self._planner.build(step, state)
+
+    def _run(self, step: TorchStep, plan: Plan) -> None:
+        def staying() -> None:
+            for call in plan.staying:
+                self.adapter.step_batch(step, call)
+
+        if not plan.lanes:
+            staying()
+            return
+        meanwhile = staying
+        for lane in plan.lanes:
+            lane.pipeline.run(lane.batches, self._updater(step, lane), meanwhile)
+            # The store stream is in order, so this event covers those of earlier steps.
+            self._in_flight[lane.device.torch_device] = (lane.device, lane.batches[-1].stored)
+            meanwhile = _nothing
+        self._latest = plan.lanes
+
+    def _updater(self, step: TorchStep, lane: Lane) -> Callable[[int], None]:
+        def update(index: int) -> None:
+            for call in lane.calls[index]:
+                self.adapter.step_batch(step, call)
+
+        return update
+
+    def _times(self, lane: Lane) -> StepTimes:
+        def seconds(end: object) -> float:
+            return lane.device.elapsed(lane.batches[0].restored, end)
+
+        return step_times(
+            [seconds(batch.loaded) for batch in lane.batches],
+            [seconds(batch.updated) for batch in lane.batches],
+            [seconds(batch.stored) for batch in lane.batches],
+            ring=lane.ring,
+            update_after_store=not self.packed,
+        )
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The class that a wrapped optimizer gets.
+
+[Note: in place]
+Wrapping changes the class of the optimizer object to a subclass of its own class, as
+``fully_shard`` does with modules. So ``isinstance(optimizer, AdamW)`` holds, schedulers, scalers
+and trainers that got the object before wrapping keep working, and there is no inner optimizer that
+could be stepped by mistake.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, ClassVar, SupportsIndex, overload
+from weakref import ref
+
+import torch
+from torch.optim import Optimizer
+
+from swap_core import SwapOptimizerConfig, SwapReport, find_adapter, format_bytes
+from swap_torch.adapter import TorchSwapAdapter
+from swap_torch.device import AnyTorchDevice
+from swap_torch.engine import SwapEngine
+
+__all__ = ["TorchSwapOptimizer", "make_engine", "turn_into_swap_optimizer"]
+
+
+class TorchSwapOptimizer(Optimizer):
+    """An optimizer whose states are on the host between updates.
+
+    Never instantiated itself: :func:`swap_torch.swap_optimizer` combines it with the class of the
+    optimizer that it is given.
+    """
+
+    _swap_base: ClassVar[type[Optimizer]]
+    """The class that the optimizer had before."""
+
+    _swap: SwapEngine
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """The states, current: waits for the stores of the latest update, if any are in flight.
+
+        Tensors in it that swap are on the CPU, and are the storage between updates: values written
+        into them, or other tensors put in their place, are used by the next update. A tensor taken
+        out before a later ``step()`` may be read after it once ``state`` was looked at again.
+        """
+        if "_swap" in self.__dict__:
+            self._swap.settle()
+        state: defaultdict[torch.Tensor, Any] = self.__dict__["state"]
+        return state
+
+    @state.setter
+    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        self.__dict__["state"] = state
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update the parameters, streaming states through the device batch by batch.
+
+        Queues work on the current stream, on which results are valid, and does not block the host.
+
+        Args:
+            closure: Refused, unless the config says ``allow_closure=True``; then evaluated once,
+                with gradients enabled, before the first batch.
+
+        Returns:
+            What the closure returned, else None.
+
+        Raises:
+            ValueError: a closure that is not allowed; nothing was evaluated.
+            RuntimeError: a sparse gradient; nothing was updated.
+            torch.OutOfMemoryError: no device memory for a batch. Batches before it are updated.
+        """
+        loss = None
+        if closure is not None:
+            if not self._swap.config.allow_closure:
+                raise ValueError(
+                    f"{type(self).__name__}.step() got a closure ({closure!r}), which a swapped "
+                    f"optimizer does not take by default. Call backward() and then step(), or "
+                    f"pass SwapOptimizerConfig(allow_closure=True) to have it evaluated once "
+                    f"before the update (trainers such as Lightning always pass one)."
+                )
+            with torch.enable_grad():
+                loss = closure()
+        self._swap.step(self.__dict__["state"])
+        return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group as natively, after checking that its options can be combined with swapping.
+
+        Raises:
+            ValueError: an option of the group is not supported; nothing was added.
+        """
+        complete: Mapping[str, Any] = {**self.defaults, **param_group}
+        index = len(self.param_groups)
+        self._swap.adapter.validate_group(complete, f"the new param group {index}")
+        super().add_param_group(param_group)
+
+    def swap_report(self) -> SwapReport:
+        """Tell what swaps and what stays and why, bytes on host and device, and the last times.
+
+        Waits for the stores of the latest update.
+        """
+        return self._swap.report(self.state)
+
+    def __repr__(self) -> str:
+        """Tell in one line that this optimizer swaps, and how much."""
+        engine = self._swap
+        how = "packed" if engine.packed else "per tensor"
+        groups = len(self.param_groups)
+        params = sum(len(group["params"]) for group in self.param_groups)
+        return (
+            f"{type(self).__name__}(swapped: {how}, swap_times={engine.config.swap_times}, "
+            f"{format_bytes(engine.ledger.host_bytes)} on host, {groups} groups, {params} params)"
+        )
+
+    # Copies and pickles. Native __getstate__ gives defaults, state and param_groups only.
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
+        """Make a new swapped optimizer with the same config from the native state."""
+        engine = self._swap
+        arguments = (self._swap_base, engine.config, engine.device)
+        return _blank, arguments, {**self.__getstate__(), "state": self.state}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over states, from a pickle or from native ``load_state_dict``."""
+        super().__setstate__(state)
+        if "_swap" not in self.__dict__:
+            config, device = self.__dict__.pop("_swap_arguments")
+            self._swap = make_engine(self, config, device)
+        self._swap.adopt(self.__dict__["state"])
+
+
+def make_engine(
+    optimizer: Optimizer, config: SwapOptimizerConfig, device: AnyTorchDevice | None
+) -> SwapEngine:
+    """Make the engine for an optimizer, after checking that it can swap.
+
+    Raises:
+        ValueError: the optimizer, an option of it, or the config is not supported.
+    """
+    adapter = find_adapter(optimizer, "torch")(optimizer)  # type: ignore[call-arg]
+    if not isinstance(adapter, TorchSwapAdapter):
+        raise TypeError(
+            f"The adapter {type(adapter).__qualname__} is registered as 'torch.…' but is no "
+            f"TorchSwapAdapter."
+        )
+    adapter.validate(config)
+    return SwapEngine(adapter, config, device)
+
+
+def turn_into_swap_optimizer(optimizer: Optimizer, engine: SwapEngine) -> None:
+    """Give ``optimizer`` its new class and ``engine``. See [Note: in place]."""
+    scheduled_step = optimizer.__dict__.pop("step", None)
+    optimizer.__dict__["_swap"] = engine
+    optimizer.__class__ = _swap_class(type(optimizer))
+    # Native does this in __init__: it puts the hook wrapper around the class's step.
+    optimizer._patch_step_function()
+    if scheduled_step is not None:
+        optimizer.__dict__["step"] = _step_seen_by_scheduler(optimizer)
+
+
+_classes: dict[type[Optimizer], type[Optimizer]] = {}
+"""The subclass of each class whose instances were wrapped: classes only, never optimizers."""
+
+
+def _swap_class(base: type[Optimizer]) -> type[Optimizer]:
+    if base not in _classes:
+        # Trainers name metrics by the class, so the name stays; repr() says that it swaps.
+        names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+        attributes = {**names, "__doc__": base.__doc__, "_swap_base": base}
+        _classes[base] = type(base.__name__, (TorchSwapOptimizer, base), attributes)
+    return _classes[base]
+
+
+def _blank(
+    base: type[Optimizer], config: SwapOptimizerConfig, device: AnyTorchDevice | None
+) -> Optimizer:
+    """An object for ``__setstate__`` to fill."""
+    kind = _swap_class(base)
+    optimizer = kind.__new__(kind)
+    optimizer.__dict__["_swap_arguments"] = (config, device)
+    return optimizer
+
+
+def _step_seen_by_scheduler(optimizer: Optimizer) -> Callable[..., float | None]:
+    """Bind ``step`` anew as a learning rate scheduler did before wrapping.
+
+    A scheduler replaces ``optimizer.step`` on the instance, by a function around the *old class's*
+    step, to see whether it was called (``_opt_called``). Left in place, it would run the native
+    step; dropped, the scheduler would warn that it is called before the optimizer.
+    """
+    step = type(optimizer).step
+    weak = ref(optimizer)  # as the scheduler does: no cycle that keeps states alive
+
+    @wraps(step)
+    def wrapper(*args: Callable[[], float], **kwargs: Callable[[], float]) -> float | None:
+        owner = weak()
+        if owner is None:
+            raise ReferenceError("step() of an optimizer that is gone")
+        owner._opt_called = True  # type: ignore[attr-defined]
+        return step(owner, *args, **kwargs)
+
+    wrapper._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return wrapper
