@@ -38,7 +38,7 @@ def recording() -> ModuleType:
     return module
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run_virtual() -> Callable[..., list[VirtualBatch]]:
     """Run one update on a :class:`VirtualDevice`; a batch is one transfer."""
 

@@ -92,9 +92,6 @@ class Recorder:
     def compute_stream(self) -> Stream:
         return self.streams["compute"]
 
-    def create_event(self) -> Event:
-        return Event("anonymous")
-
     def record(self, event: Event, stream: Stream) -> None:
         with self.verb(f"record {event.name} on {stream.name}"):
             event.stream, event.mark = stream, stream.queued
@@ -110,9 +107,6 @@ class Recorder:
         with self.verb(f"synchronize {event.name}"):
             while event.stream is not None and event.stream.done < event.mark:
                 self._run_one()
-
-    def elapsed(self, start: Event, end: Event) -> float:
-        raise NotImplementedError
 
     def restore(self, memory: Memory) -> None:
         with self.verb(f"restore {memory.name}"):

@@ -8,8 +8,10 @@ combination, so batches also cut across groups that differ in everything.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -37,6 +39,7 @@ KERNELS = {
     "AdamW-foreach": (AdamW, {}),
     "AdamW-fused": (AdamW, {"fused": True}),
 }
+PACKED = pytest.mark.parametrize("packed", [True, False], ids=["packed", "per-tensor"])
 COUNTED = {"foreach": "_foreach_lerp_", "fused": "_fused_adamw_"}
 """What of torch each implementation calls once per group (foreach: per dtype too) and batch."""
 
@@ -81,8 +84,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.fixture
 def foreach_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make foreach=None mean foreach on the CPU, as it does on accelerators."""
-    name = "_get_foreach_kernels_supported_devices"
-    monkeypatch.setattr(torch.optim.optimizer, name, lambda: ["cpu"])
+    module = sys.modules["torch.optim.optimizer"]  # torch.optim does not show it
+    monkeypatch.setattr(module, "_get_foreach_kernels_supported_devices", lambda: ["cpu"])
 
 
 def combinations() -> Iterator[Any]:
@@ -93,8 +96,8 @@ def combinations() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("swap_times", [1, 3, "params", "10 x params"])
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "per-tensor"])
-@pytest.mark.parametrize(("kernel", "dtypes"), combinations())
+@PACKED
+@pytest.mark.parametrize(("kernel", "dtypes"), list(combinations()))
 def test_same_bits(
     twins: Callable[..., Any],
     train: Callable[..., None],
@@ -110,27 +113,28 @@ def test_same_bits(
     count = len(all_groups) * len(SHAPES)
     times = {"params": count, "10 x params": 10 * count}.get(swap_times, swap_times)
     schedule = CopySchedule.RANDOM if swap_times == "params" else CopySchedule.LATEST
-    pair = twins(
-        all_groups,
-        optimizer_class,
-        dtype=dtypes,
-        config=SwapOptimizerConfig(swap_times=times, min_numel=2, packed_swap=packed),
-        device=CpuAsDevice(schedule=schedule, seed=count, poison=True),
-        **options,
-    )
+    nothing_swaps = not any(dtype.is_floating_point for dtype in dtypes)
+    with pytest.warns(UserWarning, match="none of") if nothing_swaps else nullcontext():
+        pair = twins(
+            all_groups,
+            optimizer_class,
+            dtype=dtypes,
+            config=SwapOptimizerConfig(swap_times=times, min_numel=2, packed_swap=packed),
+            device=CpuAsDevice(schedule=schedule, seed=count, poison=True),
+            **options,
+        )
     train(pair, 3)
     assert all(p.isfinite().all() for p, _ in pair.pairs())
     report = pair.swapped.swap_report()
     swapping = {state.owner for state in report.states if state.stays is None}
     assert report.batches == min(times, len(swapping))
-    assert len(swapping) == sum(
-        any(not p.is_complex() for p in [p]) and p.numel() > 1 for p, _ in pair.pairs()
-    )
+    assert len(swapping) == sum(not p.is_complex() and p.numel() > 1 for p, _ in pair.pairs())
     _, _, implementation = kernel.partition("-")
     assert set(calls) == ({implementation} if implementation in COUNTED else set())
 
 
-@pytest.mark.parametrize(("kernel", "packed"), itertools.product(KERNELS, [True, False]))
+@PACKED
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_each_side_runs_the_same_implementation(
     twins: Callable[..., Any],
     foreach_on_cpu: None,
@@ -190,7 +194,8 @@ def test_fused_refuses_complex_before_anything_changed(
     twins: Callable[..., Any], shapes: list[Any]
 ) -> None:
     dtypes = [torch.float32, torch.complex64] if len(shapes) == 2 else torch.complex64
-    pair = twins(shapes, AdamW, dtype=dtypes, fused=True)
+    with pytest.warns(UserWarning, match="none of") if len(shapes) == 1 else nullcontext():
+        pair = twins(shapes, AdamW, dtype=dtypes, fused=True)
     pair.give_gradients()
     before = [q.detach().clone() for _, q in pair.pairs()]
     with pytest.raises(RuntimeError, match="requires all the params to be floating point"):

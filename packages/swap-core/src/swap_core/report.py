@@ -19,6 +19,7 @@ class StayReason(Enum):
     NOT_SELECTED = "it is not among the config's state_keys"
     NOT_FLOATING = "it is not a floating point tensor"
     NOT_DENSE = "its elements are not dense in memory (sparse, expanded or strided with gaps)"
+    NOT_PLAIN = "it is a tensor subclass, whose memory is its own affair"
     ON_CPU = "its parameter is on the CPU, so there is no device memory to save"
     NOT_MATERIALISED = "its parameter is on the meta device and has no memory yet"
     TOO_SMALL = "it has fewer elements than min_numel"

@@ -7,10 +7,11 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
+from weakref import ref
 
 import torch
 
-from swap_core import OptimizerSwapAdapter, UpdateUnit
+from swap_core import OptimizerSwapAdapter, SwapInternalError, UpdateUnit
 
 __all__ = [
     "Group",
@@ -80,11 +81,20 @@ class TorchSwapAdapter(OptimizerSwapAdapter[torch.Tensor, TorchStep, UpdateCall]
 
     Args:
         optimizer: The optimizer, whose ``param_groups`` and ``state`` are looked up anew in each
-            step, since ``load_state_dict`` replaces both.
+            step, since ``load_state_dict`` replaces both. Not kept alive: it owns the adapter, and
+            its host memory must be free as soon as the user lets go of it.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
+        self._optimizer = ref(optimizer)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            raise SwapInternalError("an adapter outlived its optimizer")
+        return optimizer
 
     @abstractmethod
     def validate_group(self, group: Mapping[str, Any], where: str) -> None:

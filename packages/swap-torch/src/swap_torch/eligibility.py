@@ -48,6 +48,8 @@ class Eligibility:
         keys = self.config.state_keys
         if keys is not None and key not in keys:
             return StayReason.NOT_SELECTED
+        if not _is_plain(state):
+            return StayReason.NOT_PLAIN
         if not state.dtype.is_floating_point:
             return StayReason.NOT_FLOATING
         if param.device.type == "meta":
@@ -62,6 +64,16 @@ class Eligibility:
         if exists and state.untyped_storage().nbytes() != state.numel() * state.element_size():
             return StayReason.SHARES_STORAGE
         return None
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Tell whether this is torch's own kind of tensor, with one storage that holds its values.
+
+    By type and not ``isinstance``: a wrapper subclass (quantized, say) inside ``nn.Parameter`` is an
+    instance of Parameter too.
+    """
+    kind = type(tensor)
+    return kind is torch.Tensor or torch.nn.Parameter in kind.__mro__
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

@@ -23,7 +23,8 @@ from swap_core import (
 from swap_torch.adapter import TorchStep, TorchSwapAdapter
 from swap_torch.device import AnyTorchDevice
 from swap_torch.eligibility import Eligibility
-from swap_torch.plan import Lane, Plan, Planner
+from swap_torch.plan import Lane, Plan
+from swap_torch.planner import Planner
 from swap_torch.states import OptimizerState, StateTable
 
 __all__ = ["SwapEngine"]
@@ -51,15 +52,17 @@ class SwapEngine:
         self.adapter = adapter
         self.config = config
         self.device = device
-        self.packed = config.packed_swap is not False
         self.ledger = Ledger()
         self._table = StateTable(adapter, Eligibility(config, device), self.ledger)
-        self._planner = Planner(
-            adapter, self._table, config, packed=self.packed, ledger=self.ledger
-        )
+        self._planner = Planner(adapter, self._table, config, self.ledger)
         self._plans: OrderedDict[object, Plan] = OrderedDict()
         self._latest: tuple[Lane, ...] = ()
         self._in_flight: dict[torch.device, tuple[AnyTorchDevice, Any]] = {}
+
+    @property
+    def packed(self) -> bool:
+        """Whether states move through arenas."""
+        return self._planner.packed
 
     @torch.no_grad()
     def step(self, state: OptimizerState) -> None:
@@ -120,14 +123,13 @@ class SwapEngine:
         """Describe states, latest batches and counters. Blocks until stores are done."""
         self.settle()
         batches = [batch for lane in self._latest for batch in lane.batches]
-        devices = {lane.device.torch_device: lane.device for lane in self._latest}
         return SwapReport(
             optimizer=self.adapter.supports(),
             packed=self.packed,
             states=tuple(self._table.report(state)),
             batches=len(batches),
             batch_bytes=tuple(batch.nbytes for batch in batches),
-            pinned=all(device.pinned for device in devices.values()),
+            pinned=self._table.pinned,
             ledger=replace(self.ledger),
             last_step=self._times(self._latest[0]) if self._latest else None,
         )

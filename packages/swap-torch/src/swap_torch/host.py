@@ -28,6 +28,11 @@ class HostPool:
         self._ledger = ledger
         self._segments: list[torch.Tensor] = []
 
+    @property
+    def pinned(self) -> bool:
+        """Whether the device could pin all its host memory."""
+        return self._device.pinned
+
     def reserve(self, units: Sequence[Sequence[int]]) -> list[list[Span]]:
         """Allocate zeroed memory for states; all of it, or none when an allocation fails.
 

@@ -100,6 +100,11 @@ class StateTable:
         """The host memory of states that swap on ``device``."""
         return self._pools[device.torch_device]
 
+    @property
+    def pinned(self) -> bool:
+        """Whether all host memory is pinned."""
+        return all(pool.pinned for pool in self._pools.values())
+
     def admit(self, units: Iterable[TorchUnit], state: OptimizerState) -> None:
         """Make sure that every state of these parameters exists and is where it belongs.
 

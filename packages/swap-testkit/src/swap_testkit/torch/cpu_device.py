@@ -77,7 +77,7 @@ class CpuAsDevice:
     torch_device = torch.device("cpu")
     host_rounding = HostRounding.EXACT
     out_of_memory = torch.OutOfMemoryError
-    pinned = True
+    pinned = False
 
     def __init__(
         self,

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes plans: cuts parameters into batches and binds the calls that update them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import final
+
+import torch
+
+from swap_core import Ledger, SwapOptimizerConfig, partition
+from swap_torch.adapter import Kernel, TorchStep, TorchSwapAdapter, TorchUnit, UpdateCall
+from swap_torch.device import AnyTorchDevice
+from swap_torch.plan import Lane, Plan
+from swap_torch.sharding import is_sharded, local_of
+from swap_torch.staging import PackedStaging, PerTensorStaging, Staging
+from swap_torch.states import OptimizerState, StateTable, SwappedState
+
+__all__ = ["Planner"]
+
+
+@final
+class Planner:
+    """Makes plans for one optimizer.
+
+    Args:
+        adapter: Knows the optimizer's kernels and states.
+        table: Knows where states are. It must have admitted all parameters of a step.
+        config: Says how to swap.
+        ledger: Where everything is counted.
+    """
+
+    def __init__(
+        self,
+        adapter: TorchSwapAdapter,
+        table: StateTable,
+        config: SwapOptimizerConfig,
+        ledger: Ledger,
+    ) -> None:
+        self._adapter = adapter
+        self._table = table
+        self._config = config
+        self._ledger = ledger
+        self._stagings: dict[torch.device, Staging] = {}
+
+    @property
+    def packed(self) -> bool:
+        """Whether states move through arenas. torch optimizers do by default."""
+        return self._config.packed_swap is not False
+
+    def build(self, step: TorchStep, state: OptimizerState) -> Plan:
+        """Plan the update of the parameters that have a gradient in ``step``.
+
+        Raises:
+            torch.OutOfMemoryError: see :meth:`Staging.bind`.
+        """
+        units = [
+            replace(unit, slots=tuple(s.slot for s in self._table.swapped(unit.param).values()))
+            for unit in self._adapter.iter_update_units(step)
+        ]
+        kernels = self._kernels(units)
+        active = tuple(unit.param for unit in units)
+        entries = tuple(state[param] for param in active)
+        staying = [unit for unit in units if not unit.slots]
+        lanes = [self._lane(members, kernels, state) for members in self._by_device(units)]
+        self._ledger.plans_built += 1
+        return Plan(
+            group_params=tuple(tuple(members) for members in step.params),
+            active=active,
+            locals=tuple(map(local_of, active)) if any(map(is_sharded, active)) else (),
+            entries=entries,
+            values=tuple(value for entry in entries for value in entry.values()),
+            staying=tuple(self._calls(staying, kernels, state, {})),
+            lanes=tuple(lanes),
+        )
+
+    def forget(self) -> None:
+        """Let go of device tensors of parameters that may have left the optimizer."""
+        self._stagings.clear()
+
+    def _kernels(self, units: Sequence[TorchUnit]) -> dict[int, Kernel]:
+        groups = self._adapter.optimizer.param_groups
+        return {
+            index: self._adapter.kernel(groups[index], [unit.param for unit in members])
+            for index, members in _by_group(units)
+        }
+
+    def _by_device(self, units: Sequence[TorchUnit]) -> list[list[TorchUnit]]:
+        lanes: dict[torch.device, list[TorchUnit]] = {}
+        for unit in units:
+            if unit.slots:
+                lanes.setdefault(self._device_of(unit).torch_device, []).append(unit)
+        return list(lanes.values())
+
+    def _device_of(self, unit: TorchUnit) -> AnyTorchDevice:
+        return next(iter(self._table.swapped(unit.param).values())).device
+
+    def _lane(
+        self,
+        units: Sequence[TorchUnit],
+        kernels: Mapping[int, Kernel],
+        state: OptimizerState,
+    ) -> Lane:
+        device = self._device_of(units[0])
+        sizes, joined = _sizes(units)
+        parts = partition(sizes, self._config.swap_times, joined=joined)
+        batches = [[units[i] for i in part] for part in parts]
+        bound = self._staging(device).bind([self._states(batch) for batch in batches])
+        calls = tuple(
+            tuple(self._calls(batch, kernels, state, on_device))
+            for batch, on_device in zip(batches, bound.on_device, strict=True)
+        )
+        return Lane(device, bound.pipeline, bound.batches, calls, bound.ring)
+
+    def _states(self, units: Sequence[TorchUnit]) -> list[SwappedState]:
+        """The states that a batch moves: each once, however often its parameter is listed."""
+        params = dict.fromkeys(unit.param for unit in units)
+        return [state for param in params for state in self._table.swapped(param).values()]
+
+    def _staging(self, device: AnyTorchDevice) -> Staging:
+        key = device.torch_device
+        if key not in self._stagings:
+            pool = self._table.pool(device)
+            self._stagings[key] = (
+                PackedStaging(device, pool, self._ledger, self._config.staging_buffers)
+                if self.packed
+                else PerTensorStaging(device, pool, self._ledger)
+            )
+        return self._stagings[key]
+
+    def _calls(
+        self,
+        units: Sequence[TorchUnit],
+        kernels: Mapping[int, Kernel],
+        state: OptimizerState,
+        on_device: Mapping[torch.Tensor, torch.Tensor],
+    ) -> Iterator[UpdateCall]:
+        """Bind one call per group. ``on_device`` maps what ``state`` shows to what is computed."""
+        groups = self._adapter.optimizer.param_groups
+        for index, members in _by_group(units):
+            keys = (*self._adapter.counter_keys(), *self._adapter.state_keys(groups[index]))
+            shown = {key: [state[unit.param][key] for unit in members] for key in keys}
+            yield UpdateCall(
+                group_index=index,
+                params=[local_of(unit.param) for unit in members],
+                grads=_positions(members),
+                states={
+                    key: [on_device.get(tensor, local_of(tensor)) for tensor in tensors]
+                    for key, tensors in shown.items()
+                },
+                kernel=kernels[index],
+            )
+
+
+def _positions(units: Sequence[TorchUnit]) -> slice | tuple[int, ...]:
+    """Where the gradients of ``units`` are: a slice if they follow each other."""
+    positions = tuple(unit.grad_index for unit in units)
+    whole = range(positions[0], positions[-1] + 1)
+    return slice(whole.start, whole.stop) if positions == tuple(whole) else positions
+
+
+def _by_group(units: Sequence[TorchUnit]) -> Iterator[tuple[int, list[TorchUnit]]]:
+    for index, members in groupby(units, lambda unit: unit.adapter_index):
+        yield index, list(members)
+
+
+def _sizes(units: Sequence[TorchUnit]) -> tuple[list[int], set[int]]:
+    """Bytes that each unit adds to its batch, and the units that must follow into a batch.
+
+    torch accepts a parameter that is listed twice in a group (with a warning) and updates it
+    twice. Both updates need its states, so everything between the two goes into one batch.
+    """
+    first: dict[torch.Tensor, int] = {}
+    sizes: list[int] = []
+    joined: set[int] = set()
+    for position, unit in enumerate(units):
+        earlier = first.setdefault(unit.param, position)
+        sizes.append(unit.nbytes if earlier == position else 0)
+        joined.update(range(earlier + 1, position + 1))
+    return sizes, joined

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much device and host memory states take: nothing between updates, and a formula in them.
+
+The formulas are computed here from shapes and from the partition, and compared with what the
+device counted, which in turn must be what the report says.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+
+from swap_core import HostRounding, partition
+from swap_testkit.torch import CopySchedule, CpuAsDevice, TorchRecordingDevice
+from swap_torch import SwapOptimizerConfig as Config
+from swap_torch import swap_optimizer
+
+SHAPES = [(33, 17), (1024,), (3,), (300, 7), (2049,), (64, 64), (128,), (5, 5, 5), (777,), (40, 50)]
+"""Sizes that are no multiples of the alignment, and a first parameter larger than the second."""
+
+
+def aligned(nbytes: int) -> int:
+    return -(-nbytes // 512) * 512
+
+
+def make_parameters(shapes: Sequence[tuple[int, ...]]) -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    for param in params:
+        param.grad = torch.full_like(param, 0.25)
+    return params
+
+
+def batch_bytes(
+    params: Sequence[torch.Tensor], states: int, swap_times: int, *, pad: bool
+) -> list[int]:
+    """Bytes of each batch; the cut is by padded bytes whatever is counted."""
+    exact = [param.numel() * param.element_size() for param in params]
+    padded = [states * aligned(nbytes) for nbytes in exact]
+    parts = partition(padded, swap_times)
+    counted = padded if pad else [states * nbytes for nbytes in exact]
+    return [sum(counted[i] for i in part) for part in parts]
+
+
+def peak_packed(batches: Sequence[int], arenas: int) -> int:
+    """Each arena is as large as the largest of its batches; all are held at once."""
+    ring = min(arenas, len(batches))
+    return sum(max(batches[first::ring]) for first in range(ring))
+
+
+def peak_per_tensor(batches: Sequence[int]) -> int:
+    """One batch is updated while the next one is loaded."""
+    return max(sum(batches[i : i + 2]) for i in range(len(batches)))
+
+
+def device_storages(optimizer: Any) -> list[torch.UntypedStorage]:
+    """Every device storage that states of the latest update ever live in."""
+    batches = [batch for lane in optimizer._swap._latest for batch in lane.batches]
+    return [storage for batch in batches for storage in batch.memory.storages]
+
+
+def live_bytes() -> int:
+    """Bytes of all tensors alive in this process; memory that several of them share once."""
+    gc.collect()
+    storages = [t.untyped_storage() for t in gc.get_objects() if isinstance(t, torch.Tensor)]
+    spans = sorted({(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages if s.nbytes()})
+    total = end = 0
+    for start, stop in spans:
+        total += max(0, stop - max(start, end))
+        end = max(end, stop)
+    return total
+
+
+PACKED_AND_ARENAS = [(True, 2), (True, 3), (True, 5), (False, 2)]
+
+
+@pytest.mark.parametrize(("packed", "arenas"), PACKED_AND_ARENAS)
+@pytest.mark.parametrize("swap_times", [1, 2, 3, 4, 7, 100])
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_peak_is_the_formula_from_the_first_step_on(
+    packed: bool, arenas: int, swap_times: int, amsgrad: bool
+) -> None:
+    params = make_parameters(SHAPES)
+    device = CpuAsDevice()
+    config = Config(swap_times=swap_times, min_numel=0, packed_swap=packed, staging_buffers=arenas)
+    optimizer: Any = swap_optimizer(
+        torch.optim.AdamW(params, amsgrad=amsgrad), config, device=device
+    )
+    batches = batch_bytes(params, 3 if amsgrad else 2, swap_times, pad=packed)
+    assert len(batches) == min(swap_times, len(params))
+    expected = peak_packed(batches, arenas) if packed else peak_per_tensor(batches)
+    for _ in range(3):
+        optimizer.step()
+        assert device.peak_bytes == expected
+        assert device.held_bytes == 0
+        device.peak_bytes = 0
+    report = optimizer.swap_report()
+    assert report.peak_device_bytes == expected
+    assert report.batch_bytes == tuple(batches)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_states_that_stay_do_not_count(packed: bool) -> None:
+    params = make_parameters(SHAPES)
+    device = CpuAsDevice()
+    config = Config(swap_times=3, min_numel=700, packed_swap=packed, state_keys=("exp_avg_sq",))
+    optimizer: Any = swap_optimizer(torch.optim.AdamW(params), config, device=device)
+    optimizer.step()
+    swapped = [param for param in params if param.numel() >= 700]
+    batches = batch_bytes(swapped, 1, 3, pad=packed)
+    assert device.peak_bytes == (peak_packed(batches, 2) if packed else peak_per_tensor(batches))
+    report = optimizer.swap_report()
+    assert report.swapped_bytes == sum(4 * param.numel() for param in swapped)
+    everything = sum(2 * 4 * param.numel() for param in params)
+    assert report.resident_bytes == everything - report.swapped_bytes
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_idle_is_zero_from_wrapping_on(packed: bool, steps_before: int) -> None:
+    params = make_parameters(SHAPES)
+    before = live_bytes()
+    native = torch.optim.AdamW(params)
+    for _ in range(steps_before):
+        native.step()
+    old = [
+        ref(entry[key].untyped_storage())
+        for entry in native.state.values()
+        for key in ("exp_avg", "exp_avg_sq")
+    ]
+    assert len(old) == (2 * len(params) if steps_before else 0)
+    device = CpuAsDevice()
+    config = Config(swap_times=4, min_numel=0, packed_swap=packed)
+    optimizer: Any = swap_optimizer(native, config, device=device)
+    counters = 4 * len(params)
+    values = sum(2 * 4 * param.numel() for param in params)
+    for step in range(4):
+        born = step > 0 or steps_before > 0
+        assert device.held_bytes == 0
+        assert all(storage.nbytes() == 0 for storage in device_storages(optimizer))
+        report = optimizer.swap_report()
+        assert report.idle_device_bytes == 0
+        assert report.resident_bytes == 0
+        assert report.swapped_bytes == (values if born else 0)
+        # Nothing but host memory and counters: neither the old states nor arenas or mirrors.
+        assert live_bytes() - before == device.host_bytes + (counters if born else 0)
+        optimizer.step()
+    assert not [storage for storage in old if storage() is not None]
+
+
+@pytest.mark.parametrize("rounding", HostRounding)
+def test_the_workload_of_the_rfc(rounding: HostRounding) -> None:
+    layer = [(64, 1024)] * 8 + [(128,)] * 6 + [(256,)] * 3
+    params = make_parameters(layer * 48)
+    state_bytes = sum(2 * 4 * param.numel() for param in params)
+    assert (len(params), state_bytes) == (816, 2 * 4 * 25_239_552)
+    device = CpuAsDevice()
+    device.host_rounding = rounding
+    requests: list[int] = []
+    allocate = device.allocate_host
+    device.allocate_host = lambda nbytes: (  # type: ignore[method-assign]
+        requests.append(nbytes) or allocate(nbytes)  # type: ignore[func-returns-value]
+    )
+    config = Config(swap_times=16, min_numel=0)
+    optimizer: Any = swap_optimizer(torch.optim.AdamW(params), config, device=device)
+    optimizer.step()
+    assert device.held_bytes == 0
+    assert device.peak_bytes <= 2 / 16 * state_bytes
+    assert device.peak_bytes == 2 * max(batch_bytes(params, 2, 16, pad=True))
+    taken = sum(
+        nbytes if rounding is HostRounding.EXACT else 1 << (nbytes - 1).bit_length()
+        for nbytes in requests
+    )
+    report = optimizer.swap_report()
+    assert report.host_bytes == taken
+    assert state_bytes <= report.host_bytes <= 1.02 * state_bytes
+    assert report.batches == 16
+    assert device.host_bytes == sum(requests)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("schedule", CopySchedule)
+def test_the_report_says_what_the_device_counted(packed: bool, schedule: CopySchedule) -> None:
+    params = make_parameters(SHAPES)
+    inner = CpuAsDevice(schedule=schedule)
+    device = TorchRecordingDevice(inner)
+    config = Config(swap_times=4, min_numel=0, packed_swap=packed)
+    optimizer: Any = swap_optimizer(torch.optim.AdamW(params), config, device=device)
+    optimizer.step()
+    before, taken = optimizer.swap_report().ledger, inner.restores
+    for _ in range(3):
+        optimizer.step()
+    report = optimizer.swap_report()
+    ledger = report.ledger
+    assert ledger.updates == 4
+    assert (ledger.copies_in, ledger.copies_out) == (inner.copies_in, inner.copies_out)
+    assert ledger.restores - before.restores == inner.restores - taken
+    assert ledger.peak_device_bytes == inner.peak_bytes
+    assert ledger.device_bytes == inner.held_bytes == 0
+    assert ledger.host_bytes == inner.host_bytes
+    assert ledger.host_allocations == inner.host_allocations == 1
+    loaded = [region for op in device.ops("copy_in") for region in op.writes]
+    stored = [region for op in device.ops("copy_out") for region in op.writes]
+    assert ledger.bytes_loaded == sum(region.end - region.start for region in loaded)
+    assert ledger.bytes_stored == sum(region.end - region.start for region in stored)
+    assert ledger.bytes_loaded == 4 * sum(report.batch_bytes)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_host_memory_goes_with_the_optimizer_and_its_last_state(
+    packed: bool, twins: Callable[..., Any]
+) -> None:
+    device = CpuAsDevice()
+    pair = twins(SHAPES, config=Config(min_numel=0, packed_swap=packed), device=device)
+    pair.give_gradients()
+    pair.swapped.step()
+    held = next(iter(pair.swapped.state.values()))["exp_avg"]
+    everything = device.host_bytes
+    assert everything > 0
+    del pair
+    gc.collect()
+    assert device.host_bytes == everything
+    assert torch.isfinite(held).all()
+    del held
+    gc.collect()
+    assert device.host_bytes == 0
