@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures. Test modules cannot import each other under importlib mode, so these hand things out."""
+"""Fixtures that share code: under importlib mode test modules cannot import each other."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TypeAlias
 
 import pytest
+
 from swap_core import (
     Batch,
     Ledger,
@@ -39,8 +40,11 @@ def recording() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def run_virtual() -> Callable[..., list[VirtualBatch]]:
-    """Run one update on a :class:`VirtualDevice`; a batch is one transfer."""
+def run_virtual() -> Callable[..., tuple[list[VirtualBatch], float]]:
+    """Run one update on a :class:`VirtualDevice`; a batch is one transfer.
+
+    Gives the batches, and when the work that needs no swapped state was done.
+    """
 
     def run(
         device: VirtualDevice,
@@ -50,7 +54,7 @@ def run_virtual() -> Callable[..., list[VirtualBatch]]:
         arenas: int = 2,
         update: Callable[[int], None] = lambda index: None,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> list[VirtualBatch]:
+    ) -> tuple[list[VirtualBatch], float]:
         ring = [VirtualMemory(max(sizes[i::arenas], default=0)) for i in range(arenas)]
         batches: list[VirtualBatch] = [
             Batch(
@@ -71,6 +75,6 @@ def run_virtual() -> Callable[..., list[VirtualBatch]]:
             else PerTensorPipeline(device, Ledger())
         )
         pipeline.run(batches, update, meanwhile)
-        return batches
+        return batches, pipeline.meanwhile_done.at
 
     return run

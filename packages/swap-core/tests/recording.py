@@ -11,24 +11,20 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
-from swap_core import Batch, Ledger, PackedPipeline, PerTensorPipeline, Residency
+from swap_core import Batch, Ledger, PackedPipeline, PerTensorPipeline, Pipeline, Residency
 
 NEXT = bytes((5 * byte + 1) % 256 for byte in range(256))
 """What an update makes of each byte; every byte changes."""
 
-GARBAGE = 0xEE
-
-
-class DeviceFull(Exception):  # noqa: N818 - a device's own class, named as the framework likes
-    """What this device calls out of memory."""
+GARBAGE = b"\xee"
 
 
 @dataclass(eq=False)
 class Stream:
     name: str
     queue: deque[Callable[[], bool]] = field(default_factory=deque)
-    """Tasks; one that returns False could not run yet."""
     queued: int = 0
     done: int = 0
 
@@ -45,7 +41,7 @@ class Memory:
     name: str
     data: bytearray
     live: bool = False
-    """Whether the compute stream is between a restore and the release."""
+    """The compute stream is between a restore and the release."""
 
 
 @dataclass(eq=False)
@@ -60,10 +56,10 @@ class Recorder:
     """A ``SwapDevice``.
 
     Args:
-        priority: The stream that runs whenever it can, the one that runs when that cannot, the last.
+        priority: Streams; the first that can run does.
     """
 
-    out_of_memory = DeviceFull
+    out_of_memory = MemoryError
 
     def __init__(self, priority: Sequence[str] = ("compute", "load", "store")) -> None:
         self.streams = {name: Stream(name) for name in priority}
@@ -92,6 +88,13 @@ class Recorder:
     def compute_stream(self) -> Stream:
         return self.streams["compute"]
 
+    def create_event(self) -> Event:
+        # A batch names its events itself; the only other one is the pipeline's.
+        return Event("meanwhile done")
+
+    def elapsed(self, start: Event, end: Event) -> float:
+        raise NotImplementedError
+
     def record(self, event: Event, stream: Stream) -> None:
         with self.verb(f"record {event.name} on {stream.name}"):
             event.stream, event.mark = stream, stream.queued
@@ -111,25 +114,26 @@ class Recorder:
     def restore(self, memory: Memory) -> None:
         with self.verb(f"restore {memory.name}"):
             self.held.append(memory.name)
-            self.queue(self.compute_stream(), lambda: self._set_live(memory, True))
+            self.queue(self.compute_stream(), partial(self._set_live, memory, True))
 
     def release(self, memory: Memory) -> None:
         with self.verb(f"release {memory.name}"):
             if memory.name in self.held:
                 self.held.remove(memory.name)
-                self.queue(self.compute_stream(), lambda: self._set_live(memory, False))
+                self.queue(self.compute_stream(), partial(self._set_live, memory, False))
 
     def copy_in(self, stream: Stream, transfers: Sequence[Transfer]) -> None:
         with self.verb(f"copy_in {transfers[0].name} on {stream.name}"):
             for transfer in transfers:
-                self.queue(stream, lambda t=transfer: self._copy_in(t))
+                self.queue(stream, partial(self._copy_in, transfer))
 
     def copy_out(self, stream: Stream, transfers: Sequence[Transfer]) -> None:
         with self.verb(f"copy_out {transfers[0].name} on {stream.name}"):
             for transfer in transfers:
-                self.queue(stream, lambda t=transfer: self._copy_out(t))
+                self.queue(stream, partial(self._copy_out, transfer))
 
     def queue(self, stream: Stream, task: Callable[[], bool]) -> None:
+        """Let ``stream`` call ``task`` until it returns True: False means that it must wait."""
         stream.queue.append(task)
         stream.queued += 1
 
@@ -148,7 +152,7 @@ class Recorder:
 
     def _set_live(self, memory: Memory, live: bool) -> bool:
         memory.live = live
-        memory.data[:] = bytes([GARBAGE]) * len(memory.data)
+        memory.data[:] = GARBAGE * len(memory.data)
         return True
 
     def _copy_in(self, transfer: Transfer) -> bool:
@@ -181,15 +185,13 @@ class Rig:
     ) -> None:
         self.device = device or Recorder()
         self.ledger = Ledger()
-        self.changed: list[int] = []
-        """Batches whose update was queued, in order, over all runs."""
+        self.changed: list[int] = []  # batches whose update was queued, over all runs
         self.ring = [
-            Memory(f"arena {i}", bytearray(max(sizes[i::arenas], default=0)))
-            for i in range(arenas)
+            Memory(f"arena {i}", bytearray(max(sizes[i::arenas], default=0))) for i in range(arenas)
         ]
         self.batches = [self._batch(kind, i, nbytes) for i, nbytes in enumerate(sizes)]
         self.original = self.values()
-        self.pipeline = (
+        self.pipeline: Pipeline[Stream, Event, Memory, Transfer] = (
             PackedPipeline(self.device, self.ledger, [(m, len(m.data)) for m in self.ring])
             if kind == "packed"
             else PerTensorPipeline(self.device, self.ledger)
@@ -221,9 +223,7 @@ class Rig:
         with self.device.verb(f"update {index}"):
             self.changed.append(index)
             for transfer in self.batches[index].transfers:
-                self.device.queue(
-                    self.device.compute_stream(), lambda t=transfer: self._change(t)
-                )
+                self.device.queue(self.device.compute_stream(), partial(self._change, transfer))
 
     def meanwhile(self) -> None:
         with self.device.verb("meanwhile"):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import pytest
+
 from swap_core import Batch, Residency, SwapInternalError
 
 MOVES = ("to_loading", "to_device", "to_storing", "to_host")

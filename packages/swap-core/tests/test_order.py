@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The waits are enough, whatever stream is fast, and none of them is too many."""
+"""The waits are enough, whatever stream is fast, and none of them is superfluous."""
 
 from __future__ import annotations
 

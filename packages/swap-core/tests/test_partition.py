@@ -8,6 +8,7 @@ from itertools import combinations, pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from swap_core import partition
 
 SIZES = st.lists(st.integers(1, 10**12), min_size=1, max_size=40)
@@ -19,6 +20,15 @@ BATCHES = st.integers(1, 50)
 def sizes_and_joined(draw: st.DrawFn) -> tuple[list[int], set[int]]:
     sizes = draw(FEW_SIZES)
     return sizes, draw(st.sets(st.integers(0, len(sizes) - 1)))
+
+
+def skewed_cases() -> list[tuple[list[int], int]]:
+    """Sizes as different as random ones are, where even shares are seldom the best cuts."""
+    rng = random.Random(0)
+    return [
+        ([rng.randint(1, 30) for _ in range(rng.randint(4, 9))], rng.randint(2, 6))
+        for _ in range(500)
+    ]
 
 
 def loads(sizes: list[int], parts: tuple[range, ...]) -> list[int]:
@@ -73,22 +83,26 @@ def test_has_the_smallest_largest_batch_that_any_cut_has(
     assert max(loads(sizes, parts)) == oracle
 
 
-@given(FEW_SIZES, st.integers(2, 9))
-@settings(deadline=None)
-def test_cuts_as_near_to_even_shares_as_the_largest_batch_allows(
-    sizes: list[int], batches: int
-) -> None:
-    parts = partition(sizes, batches)
-    count, total = len(parts), sum(sizes)
-    largest = max(loads(sizes, parts))
-    optimal = [
-        cut for cut in all_partitions(sizes, count, set()) if max(loads(sizes, cut)) == largest
-    ]
-    for j in range(1, count):
-        # Given the cuts before it, no optimal partition has a nearer j-th cut.
-        same_start = [cut for cut in optimal if cut[: j - 1] == parts[: j - 1]]
-        distances = [abs(sum(sizes[: cut[j].start]) * count - total * j) for cut in same_start]
-        assert abs(sum(sizes[: parts[j].start]) * count - total * j) == min(distances)
+def test_has_the_smallest_largest_batch_of_skewed_units() -> None:
+    for sizes, batches in skewed_cases():
+        parts = partition(sizes, batches)
+        oracle = min(max(loads(sizes, cut)) for cut in all_partitions(sizes, len(parts), set()))
+        assert max(loads(sizes, parts)) == oracle
+
+
+def test_cuts_as_near_to_even_shares_as_the_largest_batch_allows() -> None:
+    for sizes, batches in skewed_cases():
+        parts = partition(sizes, batches)
+        count, total = len(parts), sum(sizes)
+        largest = max(loads(sizes, parts))
+        optimal = [
+            cut for cut in all_partitions(sizes, count, set()) if max(loads(sizes, cut)) <= largest
+        ]
+        for j in range(1, count):
+            # Given the cuts before it, no optimal partition has a nearer j-th cut.
+            same_start = [cut for cut in optimal if cut[: j - 1] == parts[: j - 1]]
+            distances = [abs(sum(sizes[: cut[j].start]) * count - total * j) for cut in same_start]
+            assert abs(sum(sizes[: parts[j].start]) * count - total * j) == min(distances)
 
 
 @given(sizes_and_joined(), BATCHES)
@@ -149,7 +163,7 @@ def test_cuts_ten_thousand_skewed_units_quickly() -> None:
     sizes = [int(512 * rng.paretovariate(0.7)) for _ in range(10_000)]
     before = time.process_time()
     parts = partition(sizes, 1_000)
-    # It takes hundredths of a second; anything quadratic takes longer than this.
-    assert time.process_time() - before < 2
+    # It takes hundredths of a second; anything quadratic takes several.
+    assert time.process_time() - before < 1
     assert len(parts) == 1_000
     assert max(loads(sizes, parts)) * 1_000 <= sum(sizes) + max(sizes) * 1_000

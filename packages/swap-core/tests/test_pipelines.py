@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from swap_core import Residency, SwapInternalError
 
 KINDS = pytest.mark.parametrize("kind", ["packed", "per tensor"])
@@ -74,16 +75,17 @@ def end(i: int) -> str:
     return f"wait on compute for stored {i}"
 
 
+MEANWHILE = ("meanwhile", "record meanwhile done on compute")
 TWO_ARENAS = {
-    1: [*TAKE_TWO, *load(0), "meanwhile", *turn(0), end(0), *GIVE_TWO],
-    2: [*TAKE_TWO, *load(0), *load(1), "meanwhile", *turn(0), *turn(1), end(1), *GIVE_TWO],
+    1: [*TAKE_TWO, *load(0), *MEANWHILE, *turn(0), end(0), *GIVE_TWO],
+    2: [*TAKE_TWO, *load(0), *load(1), *MEANWHILE, *turn(0), *turn(1), end(1), *GIVE_TWO],
     3: [
-        *[*TAKE_TWO, *load(0), *load(1), "meanwhile"],
+        *[*TAKE_TWO, *load(0), *load(1), *MEANWHILE],
         *[*turn(0), reuse(0), *load(2)],
         *[*turn(1), *turn(2), end(2), *GIVE_TWO],
     ],
     5: [
-        *[*TAKE_TWO, *load(0), *load(1), "meanwhile"],
+        *[*TAKE_TWO, *load(0), *load(1), *MEANWHILE],
         *[*turn(0), reuse(0), *load(2)],
         *[*turn(1), reuse(1), *load(3)],
         *[*turn(2), reuse(2), *load(4)],
@@ -93,11 +95,11 @@ TWO_ARENAS = {
 
 THREE_ARENAS = {
     2: [
-        *[*TAKE_THREE, *load(0), *load(1), "meanwhile"],
+        *[*TAKE_THREE, *load(0), *load(1), *MEANWHILE],
         *[*turn(0), *turn(1), end(1), "release arena 2", *GIVE_TWO],
     ],
     5: [
-        *[*TAKE_THREE, *load(0), *load(1), *load(2), "meanwhile"],
+        *[*TAKE_THREE, *load(0), *load(1), *load(2), *MEANWHILE],
         *[*turn(0), reuse(0), *load(3)],
         *[*turn(1), reuse(1), *load(4)],
         *[*turn(2), *turn(3), *turn(4), end(4), "release arena 2", *GIVE_TWO],
@@ -105,20 +107,20 @@ THREE_ARENAS = {
 }
 
 PER_TENSOR = {
-    1: [*fetch(0), "meanwhile", loaded(0), *update(0), *store(0), *retire(0)],
+    1: [*fetch(0), *MEANWHILE, loaded(0), *update(0), *store(0), *retire(0)],
     2: [
-        *[*fetch(0), "meanwhile"],
+        *[*fetch(0), *MEANWHILE],
         *[loaded(0), *fetch(1), *update(0), *store(0)],
         *[loaded(1), *retire(0), *update(1), *store(1), *retire(1)],
     ],
     3: [
-        *[*fetch(0), "meanwhile"],
+        *[*fetch(0), *MEANWHILE],
         *[loaded(0), *fetch(1), *update(0), *store(0)],
         *[loaded(1), *retire(0), *fetch(2), *update(1), *store(1)],
         *[loaded(2), *retire(1), *update(2), *store(2), *retire(2)],
     ],
     5: [
-        *[*fetch(0), "meanwhile"],
+        *[*fetch(0), *MEANWHILE],
         *[loaded(0), *fetch(1), *update(0), *store(0)],
         *[loaded(1), *retire(0), *fetch(2), *update(1), *store(1)],
         *[loaded(2), *retire(1), *fetch(3), *update(2), *store(2)],

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from swap_core import BatchTimes, StepTimes, VirtualDevice, VirtualStream, step_times
 
 Run: TypeAlias = Callable[..., Any]
@@ -39,7 +40,7 @@ class Probe:
         self.device.compute(seconds)
 
 
-def times_of(batches: Sequence[Any], kind: str, arenas: int = 2) -> StepTimes:
+def times_of(batches: Sequence[Any], meanwhile: float, kind: str, arenas: int = 2) -> StepTimes:
     start = batches[0].restored.at
     return step_times(
         [batch.loaded.at - start for batch in batches],
@@ -47,6 +48,7 @@ def times_of(batches: Sequence[Any], kind: str, arenas: int = 2) -> StepTimes:
         [batch.stored.at - start for batch in batches],
         ring=arenas if kind == "packed" else 2,
         update_after_store=kind == "per tensor",
+        meanwhile=meanwhile - start,
     )
 
 
@@ -56,18 +58,30 @@ def times_of(batches: Sequence[Any], kind: str, arenas: int = 2) -> StepTimes:
     seconds=st.lists(st.integers(0, 60), min_size=10, max_size=10),
     arenas=st.integers(2, 4),
     backward=st.integers(0, 100),
+    other=st.integers(0, 80),
 )
 @settings(deadline=None)
 def test_finds_the_true_start_of_everything(
-    run_virtual: Run, kind: str, sizes: list[int], seconds: list[int], arenas: int, backward: int
+    run_virtual: Run,
+    kind: str,
+    sizes: list[int],
+    seconds: list[int],
+    arenas: int,
+    backward: int,
+    other: int,
 ) -> None:
     # Whole numbers of seconds: loads take 1 per byte and stores 2, so floating point is exact.
     device = Probe(VirtualDevice(1.0, 0.5))
     device.device.compute(backward)
-    batches = run_virtual(
-        device, kind, sizes, arenas=arenas, update=lambda i: device.compute(seconds[i])
+    batches, meanwhile = run_virtual(
+        device,
+        kind,
+        sizes,
+        arenas=arenas,
+        update=lambda i: device.compute(seconds[i]),
+        meanwhile=lambda: device.device.compute(other),
     )
-    times = times_of(batches, kind, arenas)
+    times = times_of(batches, meanwhile, kind, arenas)
     found = {
         "load": [batch.load_start + backward for batch in times.batches],
         "update": [batch.update_start + backward for batch in times.batches],
@@ -78,14 +92,17 @@ def test_finds_the_true_start_of_everything(
     assert times.update == sum(seconds[: len(sizes)])
     assert times.store == 2 * sum(sizes)
     assert times.total == device.now - backward
-    assert times.wait == times.total - times.update
+    assert times.meanwhile == other
+    assert times.wait == times.total - times.update - other
 
 
 def test_agrees_with_the_formula_of_a_compute_bound_packed_step(run_virtual: Run) -> None:
     n, load, compute, store = 6, 2, 9, 3
     device = VirtualDevice(1 / load, 1 / store)
-    batches = run_virtual(device, "packed", [1] * n, update=lambda index: device.compute(compute))
-    times = times_of(batches, "packed")
+    batches, meanwhile = run_virtual(
+        device, "packed", [1] * n, update=lambda index: device.compute(compute)
+    )
+    times = times_of(batches, meanwhile, "packed")
     # Updates follow each other without a gap; an arena is free again when its store ends.
     updates = [load + i * compute for i in range(n)]
     loads = [0, load, *(updates[i] + compute + store for i in range(n - 2))]
@@ -106,10 +123,10 @@ def test_agrees_with_the_formula_of_a_compute_bound_packed_step(run_virtual: Run
 def test_agrees_with_the_formula_of_a_load_bound_step_per_tensor(run_virtual: Run) -> None:
     n, load, compute, store = 6, 9, 2, 3
     device = VirtualDevice(1 / load, 1 / store)
-    batches = run_virtual(
+    batches, meanwhile = run_virtual(
         device, "per tensor", [1] * n, update=lambda index: device.compute(compute)
     )
-    times = times_of(batches, "per tensor")
+    times = times_of(batches, meanwhile, "per tensor")
     assert times.batches == tuple(
         BatchTimes(
             load_start=end - load,
@@ -121,16 +138,19 @@ def test_agrees_with_the_formula_of_a_load_bound_step_per_tensor(run_virtual: Ru
         )
         for end in (load * (i + 1) for i in range(n))
     )
-    assert (times.total, times.wait) == (n * load + compute + store, n * load + store)
+    total = n * load + compute + store
+    assert (times.total, times.wait) == (total, total - n * compute)
 
 
 @KINDS
 def test_counts_other_work_during_the_first_load_as_no_wait(run_virtual: Run, kind: str) -> None:
     device = VirtualDevice(1, 1)
-    batches = run_virtual(device, kind, [10], meanwhile=lambda: device.compute(7))
+    batches, meanwhile = run_virtual(device, kind, [10], meanwhile=lambda: device.compute(7))
     # 10 s of load, 7 of them filled with work, and 10 s of store.
-    assert times_of(batches, kind).wait == 10 - 7 + 10
+    assert times_of(batches, meanwhile, kind).wait == 10 - 7 + 10
 
 
 def test_is_all_zero_without_batches() -> None:
-    assert step_times([], [], [], ring=2, update_after_store=False) == StepTimes(0, 0, 0, 0, 0, ())
+    assert step_times([], [], [], ring=2, update_after_store=False) == StepTimes(
+        total=0, load=0, update=0, meanwhile=0, store=0, wait=0, batches=()
+    )

@@ -12,6 +12,7 @@ from itertools import pairwise, product
 from typing import Any, TypeAlias
 
 import pytest
+
 from swap_core import VirtualDevice, VirtualMemory
 
 Run: TypeAlias = Callable[..., Any]
@@ -140,7 +141,7 @@ def test_overlaps_other_work_with_the_first_load(run_virtual: Run, kind: str) ->
 
 @KINDS
 def test_peaks_at_the_arenas_or_two_adjacent_batches(run_virtual: Run, kind: str) -> None:
-    sizes = [40, 90, 30, 80, 50]
+    sizes = [40, 90, 60, 30, 50]
     device = VirtualDevice(1, 1)
     run_virtual(device, kind, sizes)
     formula = {
@@ -176,6 +177,16 @@ def test_says_what_does_not_fit() -> None:
     device.restore(VirtualMemory(4_000))
     with pytest.raises(device.out_of_memory, match="2,000 bytes over 4,000 held"):
         device.restore(VirtualMemory(2_000))
+
+
+def test_is_done_when_its_last_stream_is() -> None:
+    device = VirtualDevice(1, 1)
+    device.compute(2)
+    assert device.now == 2
+    device.copy_in(device.load_stream, [3, 4])
+    assert device.now == 3 + 4
+    device.copy_out(device.store_stream, [9])
+    assert device.now == 9
 
 
 def test_measures_between_events() -> None:

@@ -115,6 +115,7 @@ def _load(entry: EntryPoint) -> type[OptimizerSwapAdapter[object, object, object
     except Exception as error:
         distribution = entry.dist.name if entry.dist is not None else "an unknown distribution"
         raise ImportError(
-            f"The swap adapter {entry.name!r} ({entry.value}) of {distribution} cannot be imported"
+            f"The adapter {entry.name!r} ({entry.value}) that {distribution} registers in "
+            f"{ADAPTER_GROUP!r} cannot be imported. Repair or uninstall {distribution}."
         ) from error
     return adapter

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 __all__ = ["SwapOptimizerConfig"]
@@ -21,7 +21,7 @@ class SwapOptimizerConfig:
     swap_times: int = 16
     """Target number of batches per update, > 0. More batches: lower peak, more copies."""
 
-    state_keys: tuple[str, ...] | None = None
+    state_keys: Collection[str] | None = None
     """Names of the states that swap, such as ``("exp_avg", "exp_avg_sq")``. None: all eligible."""
 
     min_numel: int = 1024
@@ -69,7 +69,7 @@ def _check_bool(field: str, value: object, *, also: str = "") -> None:
 
 
 def _checked_keys(keys: object) -> tuple[str, ...]:
-    accepted = 'a sequence of distinct state names such as ("exp_avg", "exp_avg_sq"), or None'
+    accepted = 'a collection of distinct state names such as ("exp_avg", "exp_avg_sq"), or None'
     if isinstance(keys, str) or not isinstance(keys, Iterable):
         raise _refuse("state_keys", keys, accepted)
     names = tuple(keys)

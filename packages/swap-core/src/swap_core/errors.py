@@ -35,8 +35,7 @@ class AlreadyWrappedError(ValueError):
 class StateLostError(RuntimeError):
     """A batch could not be stored, not even on the second attempt.
 
-    Its states on the host are those of before this update, while its parameters are updated.
-    Training must go on from a checkpoint.
+    Its states on the host are older than its parameters. Training must go on from a checkpoint.
     """
 
 

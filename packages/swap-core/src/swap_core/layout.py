@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, islice
 
 from swap_core.slot import Span
 
@@ -57,44 +57,34 @@ def place(
 
     Returns:
         The spans, shaped as ``units``, each starting and ending at a multiple of
-        :data:`ALIGNMENT`; and the bytes of each new segment. A unit never lies in two segments.
+        :data:`ALIGNMENT`; and the bytes of each new segment. A state never lies in two segments.
     """
-    totals = [sum(align(nbytes) for nbytes in unit) for unit in units]
-    segment_of, segment_sizes = _fill(totals, cover(totals, rounding))
-    cursor = [0] * len(segment_sizes)
-    spans: list[list[Span]] = []
-    for unit, segment in zip(units, segment_of, strict=True):
-        placed = []
-        for nbytes in unit:
-            placed.append(Span(first_segment + segment, cursor[segment], align(nbytes)))
-            cursor[segment] += align(nbytes)
-        spans.append(placed)
-    return spans, segment_sizes
-
-
-def _fill(totals: Sequence[int], counts: Sequence[int]) -> tuple[list[int], list[int]]:
-    segment_of: list[int] = []
-    sizes: list[int] = []
-    for number, count in enumerate(counts):
-        first = len(segment_of)
-        sizes.append(sum(totals[first : first + count]))
-        segment_of += [number] * count
-    return segment_of, sizes
+    sizes = [align(nbytes) for unit in units for nbytes in unit]
+    spans: list[Span] = []
+    segments: list[int] = []
+    for count in cover(sizes, rounding):
+        cursor = 0
+        for nbytes in sizes[len(spans) : len(spans) + count]:
+            spans.append(Span(first_segment + len(segments), cursor, nbytes))
+            cursor += nbytes
+        segments.append(cursor)
+    rest = iter(spans)
+    return [list(islice(rest, len(unit))) for unit in units], segments
 
 
 def cover(sizes: Sequence[int], rounding: HostRounding) -> list[int]:
-    """Choose how many consecutive units go into each host segment.
+    """Choose how many consecutive states go into each host segment.
 
     With :attr:`HostRounding.EXACT` that is one segment. Otherwise the cheapest cover, where a
     segment costs the power of two that it really takes, plus 1/512 of the whole so that a few
     bytes are not saved by many small segments (a segment border inside a batch is one more copy).
 
     Args:
-        sizes: Bytes of each unit, in order.
+        sizes: Bytes of each state, in order.
         rounding: What the host allocator does to a request.
 
     Returns:
-        Units per segment, in order.
+        States per segment, in order.
     """
     if not sizes:
         return []

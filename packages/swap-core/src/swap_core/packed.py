@@ -59,6 +59,7 @@ class PackedPipeline(
         for batch in batches[:ring]:
             self._load(batch)
         meanwhile()
+        device.record(self.meanwhile_done, compute)
         for batch in batches:
             device.wait(compute, batch.loaded)
             self._update(compute, batch, update)
@@ -74,16 +75,18 @@ class PackedPipeline(
             batch.to_host()
 
     def _restore_arenas(self, batches: int) -> None:
+        # What a failed release left held is released before it is held again, and counted once.
+        self._give_back()
+        ring = len(self._arenas)
         for number, (arena, nbytes) in enumerate(self._arenas):
-            self._restore(
-                arena,
-                nbytes,
-                f"staging arena {number} (batches {number}, {number + len(self._arenas)}, … "
-                f"of {batches})",
-            )
+            members = ", ".join(map(str, range(number, batches, ring)[:3])) or "none"
+            self._restore(arena, nbytes, f"staging arena {number} (batches {members}, …)")
             self._held += 1
 
     def _release_all(self, batches: Sequence[Batch[EventT, MemoryT, TransferT]]) -> None:
+        self._give_back()
+
+    def _give_back(self) -> None:
         while self._held:
             self._release(*self._arenas[self._held - 1])
             self._held -= 1

@@ -44,8 +44,11 @@ class PerTensorPipeline(
         meanwhile: Callable[[], None],
     ) -> None:
         device = self._device
+        # What a failed release left held is released before it is held again, and counted once.
+        self._release_all(batches)
         self._fetch(compute, batches[0], len(batches))
         meanwhile()
+        device.record(self.meanwhile_done, compute)
         for batch in batches:
             device.wait(compute, batch.loaded)
             if batch.index > 0:
@@ -71,8 +74,8 @@ class PerTensorPipeline(
         batch.to_host()
 
     def _give_back(self, batch: Batch[EventT, MemoryT, TransferT]) -> None:
-        self._held.remove(batch)
         self._release(batch.memory, batch.nbytes)
+        self._held.remove(batch)
 
     def _release_all(self, batches: Sequence[Batch[EventT, MemoryT, TransferT]]) -> None:
         for batch in tuple(self._held):

@@ -49,6 +49,8 @@ class Pipeline(ABC, Generic[StreamT, EventT, MemoryT, TransferT]):
     ) -> None:
         self._device = device
         self._ledger = ledger
+        self.meanwhile_done = device.create_event()
+        """Marks the end of the work that needs no swapped state (compute stream)."""
 
     def run(
         self,
@@ -141,22 +143,31 @@ class Pipeline(ABC, Generic[StreamT, EventT, MemoryT, TransferT]):
         the host, so that they belong to those parameters. A loaded batch was not touched: its
         load is given up.
         """
-        lost: list[int] = []
-        for batch in batches:
-            if batch.residency is Residency.DEVICE:
-                self._device.record(batch.updated, compute)
-                try:
-                    self._store(batch)
-                except Exception:  # noqa: BLE001  # whatever it is, the others must be saved
-                    lost.append(batch.index)
-                    batch.to_storing()
-        self._join(compute, batches[0])
-        self._release_all(batches)
+        lost = {batch.index for batch in batches if not self._stored_again(compute, batch)}
+        try:
+            self._join(compute, batches[0])
+        except Exception:  # noqa: BLE001  # whatever it is, memory must be given back
+            lost |= {batch.index for batch in batches if batch.residency is Residency.STORING}
         for batch in batches:
             if batch.residency is not Residency.HOST:
                 batch.to_host()
-        if lost:
-            self._raise_lost(lost, len(batches), error)
+        try:
+            self._release_all(batches)
+        finally:
+            if lost:
+                self._raise_lost(sorted(lost), len(batches), error)
+
+    def _stored_again(self, compute: StreamT, batch: Batch[EventT, MemoryT, TransferT]) -> bool:
+        """Store a batch that is on the device; tell whether its states will be on the host."""
+        if batch.residency is not Residency.DEVICE:
+            return True
+        try:
+            self._device.record(batch.updated, compute)
+            self._store(batch)
+        except Exception:  # noqa: BLE001  # whatever it is, the others must be saved
+            batch.to_storing()
+            return False
+        return True
 
     def _join(self, compute: StreamT, batch: Batch[EventT, MemoryT, TransferT]) -> None:
         """Wait for all copies in flight, on the host too. Records the events of ``batch`` anew."""
@@ -171,8 +182,8 @@ class Pipeline(ABC, Generic[StreamT, EventT, MemoryT, TransferT]):
     def _raise_lost(lost: Sequence[int], count: int, error: BaseException) -> NoReturn:
         raise StateLostError(
             f"Batches {list(lost)} of {count} could not be stored to the host after an error, "
-            f"not even on a second attempt: their states are those of before this update, their "
-            f"parameters are not. Go on from a checkpoint. (First error: {error!r})"
+            f"not even on a second attempt: their states on the host are older than their "
+            f"parameters. Go on from a checkpoint. (First error: {error!r})"
         ) from error
 
 

@@ -123,8 +123,10 @@ class SwapReport:
 def format_bytes(nbytes: int) -> str:
     """Write bytes with a binary unit: ``192.6 MiB``."""
     size = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(size) < 1024 or unit == "TiB":
+    unit = "B"
+    # Compared as it is printed: 1048575 bytes are 1.0 MiB, not 1024.0 KiB.
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if round(abs(size), 1) < 1024:
             break
-        size /= 1024
+        size, unit = size / 1024, larger
     return f"{int(size)} {unit}" if unit == "B" else f"{size:.1f} {unit}"

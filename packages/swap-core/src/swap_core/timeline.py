@@ -30,7 +30,9 @@ class StepTimes:
     load: float
     """The load stream copied."""
     update: float
-    """The compute stream updated."""
+    """The compute stream updated parameters whose states swap."""
+    meanwhile: float
+    """The compute stream updated the others."""
     store: float
     """The store stream copied."""
     wait: float
@@ -45,6 +47,7 @@ def step_times(
     *,
     ring: int,
     update_after_store: bool,
+    meanwhile: float = 0.0,
 ) -> StepTimes:
     """Reconstruct a step from the ends of its copies and updates.
 
@@ -56,12 +59,16 @@ def step_times(
         stored: The same for the end of its store.
         ring: A load waits for the store of the batch this many before it.
         update_after_store: Whether an update also waits for the store of the batch before
-            (the per-tensor pipeline).
+            (the per-tensor pipeline, in which a load also waits for the update two before).
+        meanwhile: The same for the end of the work that needs no swapped state.
     """
     batches: list[BatchTimes] = []
     for i in range(len(loaded)):
         load_start = max(loaded[i - 1] if i else 0.0, stored[i - ring] if i >= ring else 0.0)
-        gate = stored[i - 1] if i and update_after_store else 0.0
+        gate = meanwhile
+        if i and update_after_store:
+            load_start = max(load_start, meanwhile, updated[i - 2] if i >= 2 else 0.0)
+            gate = stored[i - 1]
         update_start = max(loaded[i], updated[i - 1] if i else 0.0, gate)
         store_start = max(updated[i], stored[i - 1] if i else 0.0)
         batches.append(
@@ -73,7 +80,8 @@ def step_times(
         total=total,
         load=sum(batch.load_end - batch.load_start for batch in batches),
         update=update,
+        meanwhile=meanwhile,
         store=sum(batch.store_end - batch.store_start for batch in batches),
-        wait=total - update,
+        wait=total - update - meanwhile,
         batches=tuple(batches),
     )
