@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train a small byte-level GPT twice from one seed, natively and swapped, and compare.
+"""Train a small GPT twice from one seed, natively and with swapped optimizer, and compare.
 
-``python examples/train_gpt.py --help`` lists the options. Needs swap-torch, matplotlib and rich; on
-a machine without an accelerator also swap-testkit. Exits with 1 if a single bit differs.
+The exit code is 1 if one bit of a loss, a parameter or a state differs.
 """
 
 from __future__ import annotations
@@ -11,197 +10,265 @@ import argparse
 import importlib
 import os
 import sys
-import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
-from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as F
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from _compare import all_equal, table_of
+from _gpt import BATCH, CONTEXT, GPT, HEAD, TEXT_FILES, batches, read_text
+from _measure import MemoryRecorder, Run, allocator_bytes, now
+from _picture import draw
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
 from swap_core import format_bytes
 from swap_torch import (
     AcceleratorDevice,
-    DeviceMemory,
     SwapOptimizerConfig,
     TorchSwapDevice,
     TorchSwapOptimizer,
     swap_optimizer,
 )
-from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.optim import Adam, AdamW, Optimizer
 
 SEED = 0
-CONTEXT = 64  # bytes that the model sees
-BATCH = 12  # sequences in a step
-HEAD = 32  # width of an attention head
 LEARNING_RATE = 2e-3
+OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+PICTURES = (".pdf", ".png", ".svg")
 
-OPTIMIZERS: dict[str, type[Adam]] = {"adam": Adam, "adamw": AdamW}
-TEXT_FILES = (
-    "argparse.py configparser.py dataclasses.py difflib.py doctest.py enum.py functools.py "
-    "inspect.py logging/__init__.py mailbox.py pickle.py shutil.py statistics.py subprocess.py "
-    "tarfile.py threading.py tokenize.py typing.py unittest/mock.py"
-).split()
+Device: TypeAlias = TorchSwapDevice[Any, Any]
+Tell: TypeAlias = Callable[[int, str], None]
 
 
-# The model and its text.
-
-
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.heads = width // HEAD
-        self.norm_attention = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.attended = nn.Linear(width, width)
-        self.norm_mlp = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        qkv = self.qkv(self.norm_attention(x)).unflatten(-1, (3, self.heads, HEAD))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each: batch, heads, context, HEAD
-        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.attended(heads.transpose(1, 2).flatten(2))
-        x = x + self.mlp(self.norm_mlp(x))
-        return x
-
-
-class GPT(nn.Module):
-    def __init__(self, layers: int, width: int) -> None:
-        super().__init__()
-        self.byte = nn.Embedding(256, width)
-        self.position = nn.Embedding(CONTEXT, width)
-        self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, 256, bias=False)
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-
-    def loss(self, text: torch.Tensor) -> torch.Tensor:
-        """Mean cross entropy of each next byte; ``text`` is batch x (CONTEXT + 1)."""
-        positions = torch.arange(CONTEXT, device=text.device)
-        x = self.byte(text[:, :-1]) + self.position(positions)
-        logits: torch.Tensor = self.head(self.norm(self.blocks(x)))
-        return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
-
-
-def read_text() -> torch.Tensor:
-    folder = Path(sysconfig.get_path("stdlib"))
-    missing = [name for name in TEXT_FILES if not (folder / name).is_file()]
-    if missing:
-        sys.exit(
-            f"The training text is source code of the standard library, but {folder} lacks "
-            f"{', '.join(missing)}. Use a Python whose library is installed as .py files."
-        )
-    data = b"".join((folder / name).read_bytes() for name in TEXT_FILES)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def batches(text: torch.Tensor, steps: int) -> Iterator[torch.Tensor]:
-    generator = torch.Generator().manual_seed(SEED)
-    for _ in range(steps):
-        starts = torch.randint(len(text) - CONTEXT, (BATCH, 1), generator=generator)
-        yield text[starts + torch.arange(CONTEXT + 1)].long()
-
-
-# What is measured.
-
-
-class MemoryRecorder:
-    """A device for ``swap_optimizer`` that notes what its inner device holds, and when."""
-
-    def __init__(self, inner: TorchSwapDevice[Any, Any]) -> None:
-        self._inner = inner
-        self._host: list[range] = []
-        self.held = 0
-        self.peak = 0
-        self.samples: list[tuple[float, int]] = []
-        """Seconds, and the bytes held from then on."""
-        self.stored: list[float] = []
-        """When the store of a batch was queued: its update is queued then, too."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)  # every other verb, unchanged
-
-    def restore(self, memory: DeviceMemory) -> None:
-        before = storage_bytes(memory)
-        self._inner.restore(memory)
-        self._note(storage_bytes(memory) - before)
-
-    def release(self, memory: DeviceMemory) -> None:
-        before = storage_bytes(memory)
-        self._inner.release(memory)
-        self._note(storage_bytes(memory) - before)
-
-    def copy_out(self, stream: Any, transfers: Any) -> None:
-        self._inner.copy_out(stream, transfers)
-        self.stored.append(perf_counter())
-
-    def allocate_host(self, nbytes: int) -> torch.Tensor:
-        block = self._inner.allocate_host(nbytes)
-        self._host.append(range(block.data_ptr(), block.data_ptr() + nbytes))
-        return block
-
-    def restart(self) -> None:
-        self.samples = [(perf_counter(), self.held)]
-        self.stored = []
-
-    def holds(self, state: torch.Tensor) -> bool:
-        """Whether a state lies on the device, which may be CPU memory in that role."""
-        on_device: bool = state.device == self.torch_device
-        return on_device and not any(state.data_ptr() in block for block in self._host)
-
-    def _note(self, change: int) -> None:
-        self.held += change
-        self.peak = max(self.peak, self.held)
-        self.samples.append((perf_counter(), self.held))
-
-
-def storage_bytes(memory: DeviceMemory) -> int:
-    return sum(storage.nbytes() for storage in memory.storages)
-
-
-def resident_bytes(optimizer: Optimizer, recorder: MemoryRecorder) -> int:
-    """Bytes of states that are on the device now. Step counters are not counted."""
-    return sum(
-        value.untyped_storage().nbytes()
-        for state in optimizer.state.values()
-        for key, value in state.items()
-        if key != "step" and recorder.holds(value)
+def main(arguments: list[str] | None = None) -> int:
+    options, device, text = inputs_from(arguments)
+    config = SwapOptimizerConfig(
+        swap_times=options.swap_times, packed_swap=False if options.per_tensor else None
     )
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = 110  # not the 80 that rich assumes
+    console.print(
+        f"Text    {len(TEXT_FILES)} source files of Python's standard library ({TEXT_FILES[0]} to "
+        f"{TEXT_FILES[-1]}), {len(text):,} bytes"
+    )
+    console.print(f"Device  {told(device)}")
+
+    make_deterministic()
+    runs = []
+    for name, its_config in (("native", None), ("swapped", config)):
+        with live(console, name, options.steps) as tell, sdpa_kernel(SDPBackend.MATH):
+            runs.append(train(name, options, device, its_config, text, tell))
+    native, swapped = runs
+
+    console.print(table_of(native, swapped, simulated=device.torch_device.type == "cpu"))
+    console.print(f"The optimizer's own report: {swapped.report}")
+    how = "state by state" if options.per_tensor else "packed"
+    title = f"Small GPT, {options.optimizer}: native and swapped ({how}) on {device.torch_device}"
+    draw(native, swapped, title, options.plot)
+    console.print(f"Picture: {options.plot}")
+    return 0 if all_equal(native, swapped) else 1
 
 
-@dataclass
-class Run:
-    """One training, measured; tensors are copies on the CPU."""
+# The command line.
 
-    name: str
-    losses: list[torch.Tensor] = field(default_factory=list)
-    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
-    states: dict[str, torch.Tensor] = field(default_factory=dict)
-    idle_bytes: int = 0
-    peak_bytes: int = 0
-    host_bytes: int = 0
-    step_times: list[float] = field(default_factory=list)
-    phases: tuple[float, ...] = ()
-    """Of the last step: start, end of forward, of backward, of the update."""
-    samples: list[tuple[float, int]] = field(default_factory=list)
-    """Of the last step: seconds, and the optimizer's device bytes from then on."""
-    stored: list[float] = field(default_factory=list)
-    allocated: tuple[int, int] | None = None
-    """Bytes that the accelerator's allocator counts: after the last step, and at the peak."""
-    report: str = ""
+
+def inputs_from(
+    arguments: list[str] | None,
+) -> tuple[argparse.Namespace, Device, torch.Tensor]:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add = parser.add_argument
+    add("--steps", type=whole, default=200, help="training steps of each run")
+    add("--layers", type=whole, default=4, help="transformer blocks")
+    add("--width", type=width, default=128, help=f"of the model, a multiple of {HEAD}")
+    add("--optimizer", choices=OPTIMIZERS, default="adamw", help="of torch.optim")
+    add("--swap-times", type=whole, default=16, help="batches in which an update streams states")
+    add("--per-tensor", action="store_true", help="move state by state, not in packed batches")
+    add(
+        "--device",
+        choices=("auto", "npu", "cuda", "cpu"),
+        default="auto",
+        help="auto: the accelerator, or else the CPU in the role of one",
+    )
+    add("--plot", type=picture_file, default="train_gpt.png", metavar="FILE", help="the picture")
+    options = parser.parse_args(arguments)
+    try:
+        return options, find_device(options.device), read_text()
+    except (LookupError, FileNotFoundError) as problem:
+        parser.error(str(problem))
+
+
+def whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not accepted; give a whole number >= 1")
+    return int(text)
+
+
+def width(text: str) -> int:
+    if whole(text) % HEAD:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not accepted; give a multiple of {HEAD}, the width of an attention head"
+        )
+    return int(text)
+
+
+def picture_file(text: str) -> Path:
+    file = Path(text)
+    if file.suffix.lower() not in PICTURES:
+        problem = f"give the name of a picture, which ends in {', '.join(PICTURES)}"
+    elif not file.parent.is_dir():
+        problem = f"there is no folder {file.parent}; make it, or name a file in one that exists"
+    else:
+        try:
+            new = not file.exists()
+            file.open("ab").close()
+            if new:
+                file.unlink()
+            return file
+        except OSError as error:
+            problem = f"it cannot be written ({error.strerror}); name a file elsewhere"
+    raise argparse.ArgumentTypeError(f"{text!r} is not accepted: {problem}")
+
+
+def find_device(wanted: str) -> Device:
+    """Give the device on which states swap.
+
+    Raises:
+        LookupError: it is not there.
+    """
+    if wanted == "npu":
+        try:
+            importlib.import_module("torch_npu")
+        except (ImportError, OSError) as error:
+            raise LookupError(
+                f"--device npu needs torch_npu, which cannot be imported ({error}); install CANN "
+                f"and swap-torch[npu], or choose auto or cpu"
+            ) from error
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if wanted == "cpu" or (wanted == "auto" and found is None):
+        from swap_testkit.torch import CpuAsDevice  # only needed without an accelerator
+
+        return CpuAsDevice()
+    if found is None or wanted not in ("auto", found.type):
+        raise LookupError(
+            f"--device {wanted} is not there: torch {torch.__version__} finds "
+            f"{found.type if found else 'no accelerator'} on this machine; choose auto or cpu, or "
+            f"install a driver and a build of torch for {wanted}"
+        )
+    return AcceleratorDevice(torch.device(found.type, torch.accelerator.current_device_index()))
+
+
+def told(device: Device) -> str:
+    if device.torch_device.type == "cpu":
+        return (
+            "the CPU in the role of an accelerator: shows that bits are equal, that memory is "
+            "really freed and how much moves; shows nothing about speed"
+        )
+    return f"{device.torch_device}: bits, memory and times are its own"
+
+
+# Training.
+
+
+def make_deterministic() -> None:
+    """Let two native runs give the same bits, so that a difference is the swapping's."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def train(
+    name: str,
+    options: argparse.Namespace,
+    inner: Device,
+    config: SwapOptimizerConfig | None,
+    text: torch.Tensor,
+    tell: Tell,
+) -> Run:
+    """Train from the seed; with a config, swapped."""
+    torch.manual_seed(SEED)
+    device = inner.torch_device
+    recorder = MemoryRecorder(inner)
+    model = GPT(options.layers, options.width).to(device)
+    optimizer = OPTIMIZERS[options.optimizer](model.parameters(), lr=LEARNING_RATE)
+    if config is not None:
+        optimizer = swap_optimizer(optimizer, config, device=recorder)
+    allocator_bytes(device)  # its peak counts from here
+
+    run = Run(name)
+    begun = now(device)
+    for step, sample in enumerate(batches(text, options.steps, SEED), start=1):
+        start = now(device)
+        loss = model.loss(sample.to(device))
+        forward_end = now(device)
+        loss.backward()  # type: ignore[no-untyped-call]
+        backward_end = now(device)
+        recorder.begin_update()
+        optimizer.step()
+        end = now(device)
+        optimizer.zero_grad()
+
+        run.last_step = recorder.timeline
+        run.last_step.phases = (start, forward_end, backward_end, end)
+        run.last_step.stay = stay = recorder.staying(optimizer)
+        run.losses[f"step {step}"] = on_cpu(loss)
+        run.step_times.append(end - backward_end)
+        run.idle = max(run.idle, stay + recorder.held)
+        run.peak = max(run.peak, stay + recorder.peak)
+        tokens_per_second = step * BATCH * CONTEXT / (end - begun)
+        tell(
+            step,
+            f"loss {loss.item():.3f}  {tokens_per_second:,.0f} tok/s  "
+            f"optimizer holds {format_bytes(run.idle)}, peak {format_bytes(run.peak)}",
+        )
+
+    run.allocator = allocator_bytes(device)
+    collect(run, model, optimizer)
+    return run
+
+
+def collect(run: Run, model: GPT, optimizer: torch.optim.Optimizer) -> None:
+    """Copy what the training ended with to the CPU."""
+    run.parameters = {name: on_cpu(param) for name, param in model.named_parameters()}
+    names = list(run.parameters)
+    run.states = {
+        f"{key} of {names[index]}": on_cpu(value)
+        for index, state in optimizer.state_dict()["state"].items()
+        for key, value in state.items()
+    }
+    if isinstance(optimizer, TorchSwapOptimizer):
+        report = optimizer.swap_report()
+        run.host, run.report = report.host_bytes, str(report)
+
+
+def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+@contextmanager
+def live(console: Console, name: str, steps: int) -> Iterator[Tell]:
+    """Show progress: a bar on a terminal, elsewhere a line now and then."""
+    if console.is_terminal:
+        columns = (
+            TextColumn("{task.description}"),
+            *([BarColumn(bar_width=20)] if console.width >= 105 else []),
+            TextColumn("{task.completed}/{task.total} {task.fields[line]}"),
+        )
+        with Progress(*columns, console=console) as progress:
+            task = progress.add_task(name, total=steps, line="")
+            yield lambda step, line: progress.update(task, completed=step, line=line)
+    else:
+        shown = {1, steps, *range(0, steps, max(1, steps // 8))}
+
+        def tell(step: int, line: str) -> None:
+            if step in shown:
+                console.print(f"{name:<7} {step:>4}/{steps}  {line}")
+
+        yield tell
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -84,9 +84,10 @@ def test_prints_every_number_with_its_meaning() -> None:
         "  device     idle 512 B, peak 6.0 MiB, states that stay 2.0 MiB",
         "  batches    3, largest 4.0 MiB",
         "  moved      40.0 MiB in, 39.0 MiB out, in 5 updates",
-        "  stays      1 states: it shares its storage with other tensors",
-        "  stays      3 states: it has fewer elements than min_numel",
-        "  last step  12.50 ms: load 4.00, update 5.25, store 3.00, compute waited 7.25",
+        "  stays      1 state, each because it shares its storage with other tensors",
+        "  stays      3 states, each because it has fewer elements than min_numel",
+        "  last step  12.50 ms: load 4.00, update 5.25, store 3.00, "
+        "states that stay 0.00, compute waited 7.25",
     ]
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swap_testkit.torch import CopySchedule, CpuAsDevice
@@ -121,6 +121,7 @@ def test_an_event_that_is_recorded_again_means_its_latest_place(verb: str) -> No
 
 @given(program=PROGRAMS, seed=st.integers(0, 3))
 @example(program=CHAIN, seed=0)
+@settings(deadline=None)
 def test_every_schedule_obeys_the_waits_and_only_those(program: Program, seed: int) -> None:
     queued: set[int] = set()
     forced: set[int] = set()

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
+
 from swap_testkit.torch import CopySchedule, CpuAsDevice, assert_same_bits
 from swap_torch import SwapOptimizerConfig, swap_optimizer
 
@@ -38,7 +39,7 @@ class Twins:
             yield from zip(one["params"], other["params"], strict=True)
 
     def give_gradients(self, mask: Mask = None) -> None:
-        """Give both the same new gradients; None where ``mask`` says so or a parameter is frozen."""
+        """Give both the same new gradients; None where ``mask`` says so or if frozen."""
         generator = torch.Generator().manual_seed(1000 + self.steps)
         for position, (p, q) in enumerate(self.pairs()):
             grad = random_like(p, generator)
@@ -75,6 +76,7 @@ def make_twins(
     config: SwapOptimizerConfig | None = None,
     device: Any = None,
     native_steps: int = 0,
+    prepare: Callable[[torch.optim.Optimizer], object] | None = None,
     **options: Any,
 ) -> Twins:
     """Make a native optimizer and its swapped twin.
@@ -86,6 +88,7 @@ def make_twins(
         config: None: ``min_numel=0``, so that small tensors swap, and three batches.
         device: None: :func:`cpu_device`.
         native_steps: Steps of both before the second one is wrapped.
+        prepare: Called with each of both after that, still before wrapping.
         options: For the optimizers. Tensors in it are copied, so that the twins share none.
     """
     device = cpu_device() if device is None else device
@@ -98,6 +101,9 @@ def make_twins(
         twins.give_gradients()
         native.step()
         other.step()
+    if prepare is not None:
+        prepare(native)
+        prepare(other)
     swap_optimizer(other, config or SwapOptimizerConfig(min_numel=0, swap_times=3), device=device)
     twins.check()
     return twins

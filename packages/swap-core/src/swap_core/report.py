@@ -109,12 +109,14 @@ class SwapReport:
             f"{format_bytes(self.ledger.bytes_stored)} out, in {self.ledger.updates} updates",
         ]
         for reason, count in self.stay_counts().items():
-            lines.append(f"  stays      {count} states: {reason.value}")
+            states = "state" if count == 1 else "states"
+            lines.append(f"  stays      {count} {states}, each because {reason.value}")
         if self.last_step is not None:
             t = self.last_step
             lines.append(
                 f"  last step  {t.total * 1e3:.2f} ms: load {t.load * 1e3:.2f}, "
                 f"update {t.update * 1e3:.2f}, store {t.store * 1e3:.2f}, "
+                f"states that stay {t.meanwhile * 1e3:.2f}, "
                 f"compute waited {t.wait * 1e3:.2f}"
             )
         return "\n".join(lines)

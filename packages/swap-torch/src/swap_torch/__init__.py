@@ -5,11 +5,19 @@ from swap_core import Residency, SwapOptimizerConfig, SwapReport, SwapSlot, Upda
 from swap_torch.__about__ import __version__
 from swap_torch.adapter import TorchSwapAdapter
 from swap_torch.api import is_swap_optimizer, swap_optimizer
-from swap_torch.device import AcceleratorDevice, DeviceMemory, TorchSwapDevice, Transfer
+from swap_torch.device import (
+    AcceleratorDevice,
+    AnyTorchDevice,
+    DeviceMemory,
+    TorchSwapDevice,
+    Transfer,
+    accelerator_device,
+)
 from swap_torch.optimizer import TorchSwapOptimizer
 
 __all__ = [
     "AcceleratorDevice",
+    "AnyTorchDevice",
     "DeviceMemory",
     "Residency",
     "SwapOptimizerConfig",
@@ -21,6 +29,7 @@ __all__ = [
     "Transfer",
     "UpdateUnit",
     "__version__",
+    "accelerator_device",
     "is_swap_optimizer",
     "swap_optimizer",
 ]

@@ -14,10 +14,15 @@ from typing import Any, final
 
 import torch
 from torch.optim.adam import adam
-from torch.optim.optimizer import _default_to_fused_or_foreach, _get_scalar_dtype
+from torch.optim.optimizer import (
+    _default_to_fused_or_foreach,
+    _device_dtype_check_for_fused,
+    _get_scalar_dtype,
+)
 
 from swap_core import SwapOptimizerConfig, UnknownStateKeyError, UnsupportedOptionError
 from swap_torch.adapter import Group, Kernel, TorchStep, TorchSwapAdapter, UpdateCall
+from swap_torch.sharding import local_of
 
 __all__ = ["TorchAdamBaseAdapter", "TorchNativeAdamAdapter", "TorchNativeAdamWAdapter"]
 
@@ -92,6 +97,11 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
         device = param.device if fused else torch.device("cpu")
         return {"step": torch.zeros((), dtype=dtype, device=device)}
 
+    def check_newborn(self, param: torch.Tensor, group: Mapping[str, Any]) -> None:
+        """The fused kernel wants real floating point on certain devices."""
+        if group["fused"]:
+            _device_dtype_check_for_fused(param)
+
     def plan_options(self, group: Mapping[str, Any]) -> object:
         """What :meth:`kernel`, :meth:`state_keys` and :meth:`validate_group` look at."""
         return (
@@ -113,7 +123,9 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
         if fused is None and foreach is None:
             _, foreach = _default_to_fused_or_foreach(list(params), False, use_fused=False)
             foreach = foreach and not isinstance(group["lr"], torch.Tensor)
-        return Kernel(bool(fused), bool(foreach), any(map(torch.is_complex, params)))
+        return Kernel(
+            bool(fused), bool(foreach), any(local_of(param).is_complex() for param in params)
+        )
 
     def begin_group(self, group: Group) -> None:
         """Nothing: counters are per parameter, and the kernels advance them."""

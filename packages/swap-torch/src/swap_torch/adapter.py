@@ -125,6 +125,10 @@ class TorchSwapAdapter(OptimizerSwapAdapter[torch.Tensor, TorchStep, UpdateCall]
         """The counters of a parameter that is updated for the first time."""
 
     @abstractmethod
+    def check_newborn(self, param: torch.Tensor, group: Mapping[str, Any]) -> None:
+        """Raise what native raises before it makes the states of ``param``, if anything."""
+
+    @abstractmethod
     def kernel(self, group: Mapping[str, Any], params: Sequence[torch.Tensor]) -> Kernel:
         """The implementation that native runs for these parameters of ``group``, all of them."""
 

@@ -69,7 +69,7 @@ class Eligibility:
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Tell whether this is torch's own kind of tensor, with one storage that holds its values.
 
-    By type and not ``isinstance``: a wrapper subclass (quantized, say) inside ``nn.Parameter`` is an
+    By type and not ``isinstance``: a wrapper subclass (quantized, say) in ``nn.Parameter`` is an
     instance of Parameter too.
     """
     kind = type(tensor)

@@ -56,6 +56,8 @@ class SwapEngine:
         self._table = StateTable(adapter, Eligibility(config, device), self.ledger)
         self._planner = Planner(adapter, self._table, config, self.ledger)
         self._plans: OrderedDict[object, Plan] = OrderedDict()
+        self._params: list[list[torch.Tensor]] = []
+        """The parameters of each group, as of the newest plan."""
         self._latest: tuple[Lane, ...] = ()
         self._in_flight: dict[torch.device, tuple[AnyTorchDevice, Any]] = {}
 
@@ -142,8 +144,9 @@ class SwapEngine:
         if plan is not None and plan.fits(step, state):
             self._plans.move_to_end(key)
             return plan
-        plan = self._new_plan(step, state)
-        self._plans[key] = plan
+        # A stale plan holds states, and the memory of a state that is held is not used again.
+        del plan
+        plan = self._plans[key] = self._new_plan(step, state)
         if len(self._plans) > _PLANS_KEPT:
             self._plans.popitem(last=False)
         return plan
@@ -152,11 +155,15 @@ class SwapEngine:
         """Plan anew: first use, or something was changed from outside between updates."""
         self.adapter.validate(self.config)
         self.settle()
-        other = next(iter(self._plans.values()), None)
-        if other is not None and not other.has_parameters_of(step):
+        self._latest = ()
+        params = [list(members) for members in step.params]
+        replaced = not _same_objects(params, self._params)
+        if replaced or not all(plan.holds_states_of(state) for plan in self._plans.values()):
             self._plans.clear()
             self._planner.forget()
-            self._table.forget_all_but(p for members in step.params for p in members)
+        if replaced:
+            self._table.part_with_all_but(p for members in params for p in members)
+            self._params = params
         self._table.admit(self.adapter.iter_update_units(step), state)
         return self._planner.build(step, state)
 
@@ -168,6 +175,8 @@ class SwapEngine:
         if not plan.lanes:
             staying()
             return
+        # Until it is done: events of an update that fails are not all of one update.
+        self._latest = ()
         meanwhile = staying
         for lane in plan.lanes:
             lane.pipeline.run(lane.batches, self._updater(step, lane), meanwhile)
@@ -193,7 +202,14 @@ class SwapEngine:
             [seconds(batch.stored) for batch in lane.batches],
             ring=lane.ring,
             update_after_store=not self.packed,
+            meanwhile=seconds(lane.pipeline.meanwhile_done),
         )
+
+
+def _same_objects(one: list[list[torch.Tensor]], other: list[list[torch.Tensor]]) -> bool:
+    return [list(map(id, members)) for members in one] == [
+        list(map(id, members)) for members in other
+    ]
 
 
 def _nothing() -> None:

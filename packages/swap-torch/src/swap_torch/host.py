@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import final
 
 import torch
@@ -26,7 +26,8 @@ class HostPool:
     def __init__(self, device: AnyTorchDevice, ledger: Ledger) -> None:
         self._device = device
         self._ledger = ledger
-        self._segments: list[torch.Tensor] = []
+        self._segments: dict[int, torch.Tensor] = {}
+        self._next = 0
 
     @property
     def pinned(self) -> bool:
@@ -39,14 +40,18 @@ class HostPool:
         Args:
             units: For each parameter the bytes of its states.
         """
-        spans, sizes = place(
-            units, rounding=self._device.host_rounding, first_segment=len(self._segments)
-        )
+        spans, sizes = place(units, rounding=self._device.host_rounding, first_segment=self._next)
         blocks = [self._device.allocate_host(nbytes) for nbytes in sizes]
-        self._segments += blocks
+        self._segments.update(enumerate(blocks, self._next))
+        self._next += len(blocks)
         self._ledger.host_allocations += len(blocks)
         self._ledger.host_bytes += sum(map(self._taken, sizes))
         return spans
+
+    def keep_only(self, segments: Collection[int]) -> None:
+        """Let go of all other segments; each is freed with the last view of it."""
+        for number in [number for number in self._segments if number not in segments]:
+            self._ledger.host_bytes -= self._taken(self._segments.pop(number).numel())
 
     def bytes_at(self, span: Span) -> torch.Tensor:
         """The bytes of a span (or of several that touch), 1-D uint8, for copies."""

@@ -75,6 +75,9 @@ class TorchHyperAdamWAdapter(TorchAdamBaseAdapter):
         """None."""
         return {}
 
+    def check_newborn(self, param: torch.Tensor, group: Mapping[str, Any]) -> None:
+        """Nothing: its kernel speaks for itself."""
+
     def plan_options(self, group: Mapping[str, Any]) -> object:
         """AMSGrad has one more state."""
         return group["amsgrad"]

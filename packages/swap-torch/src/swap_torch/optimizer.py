@@ -127,15 +127,15 @@ class TorchSwapOptimizer(Optimizer):
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
         """Make a new swapped optimizer with the same config from the native state."""
         engine = self._swap
-        arguments = (self._swap_base, engine.config, engine.device)
+        arguments = (self._swap_base, type(engine.adapter), engine.config, engine.device)
         return _blank, arguments, {**self.__getstate__(), "state": self.state}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over states, from a pickle or from native ``load_state_dict``."""
         super().__setstate__(state)
         if "_swap" not in self.__dict__:
-            config, device = self.__dict__.pop("_swap_arguments")
-            self._swap = make_engine(self, config, device)
+            kind, config, device = self.__dict__.pop("_swap_arguments")
+            self._swap = SwapEngine(kind(self), config, device)
         self._swap.adopt(self.__dict__["state"])
 
 
@@ -182,12 +182,15 @@ def _swap_class(base: type[Optimizer]) -> type[Optimizer]:
 
 
 def _blank(
-    base: type[Optimizer], config: SwapOptimizerConfig, device: AnyTorchDevice | None
+    base: type[Optimizer],
+    adapter: type[TorchSwapAdapter],
+    config: SwapOptimizerConfig,
+    device: AnyTorchDevice | None,
 ) -> Optimizer:
     """An object for ``__setstate__`` to fill."""
     kind = _swap_class(base)
     optimizer = kind.__new__(kind)
-    optimizer.__dict__["_swap_arguments"] = (config, device)
+    optimizer.__dict__["_swap_arguments"] = (adapter, config, device)
     return optimizer
 
 

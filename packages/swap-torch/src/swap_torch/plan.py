@@ -61,8 +61,13 @@ class Plan:
         return (
             self.has_parameters_of(step)
             and (not self.locals or _same([local_of(p) for p in self.active], self.locals))
-            and _same(list(map(state.get, self.active)), self.entries)
-            and _same([value for entry in self.entries for value in entry.values()], self.values)
+            and self.holds_states_of(state)
+        )
+
+    def holds_states_of(self, state: OptimizerState) -> bool:
+        """Tell whether the states are the very objects that were planned."""
+        return _same(list(map(state.get, self.active)), self.entries) and _same(
+            [value for entry in self.entries for value in entry.values()], self.values
         )
 
     def has_parameters_of(self, step: TorchStep) -> bool:

@@ -17,6 +17,7 @@ from swap_torch.plan import Lane, Plan
 from swap_torch.sharding import is_sharded, local_of
 from swap_torch.staging import PackedStaging, PerTensorStaging, Staging
 from swap_torch.states import OptimizerState, StateTable, SwappedState
+from swap_torch.ties import tied_units
 
 __all__ = ["Planner"]
 
@@ -63,8 +64,13 @@ class Planner:
         kernels = self._kernels(units)
         active = tuple(unit.param for unit in units)
         entries = tuple(state[param] for param in active)
-        staying = [unit for unit in units if not unit.slots]
-        lanes = [self._lane(members, kernels, state) for members in self._by_device(units)]
+        tied = tied_units(units)
+        moving = {tied[unit.grad_index] for unit in units if unit.slots}
+        staying = [unit for unit in units if tied[unit.grad_index] not in moving]
+        lanes = [
+            self._lane(members, tied, kernels, state)
+            for members in self._by_device([u for u in units if tied[u.grad_index] in moving])
+        ]
         self._ledger.plans_built += 1
         return Plan(
             group_params=tuple(tuple(members) for members in step.params),
@@ -88,29 +94,28 @@ class Planner:
         }
 
     def _by_device(self, units: Sequence[TorchUnit]) -> list[list[TorchUnit]]:
+        """Units by device, in order; those that move nothing are tied to others on theirs."""
         lanes: dict[torch.device, list[TorchUnit]] = {}
         for unit in units:
-            if unit.slots:
-                lanes.setdefault(self._device_of(unit).torch_device, []).append(unit)
+            lanes.setdefault(local_of(unit.param).device, []).append(unit)
         return list(lanes.values())
-
-    def _device_of(self, unit: TorchUnit) -> AnyTorchDevice:
-        return next(iter(self._table.swapped(unit.param).values())).device
 
     def _lane(
         self,
         units: Sequence[TorchUnit],
+        tied: Mapping[int, int],
         kernels: Mapping[int, Kernel],
         state: OptimizerState,
     ) -> Lane:
-        device = self._device_of(units[0])
-        sizes, joined = _sizes(units)
+        device = self._states(units)[0].device
+        sizes, joined = _sizes(units, tied)
         parts = partition(sizes, self._config.swap_times, joined=joined)
         batches = [[units[i] for i in part] for part in parts]
-        bound = self._staging(device).bind([self._states(batch) for batch in batches])
+        states = [self._states(batch) for batch in batches]
+        bound = self._staging(device).bind(states)
         calls = tuple(
-            tuple(self._calls(batch, kernels, state, on_device))
-            for batch, on_device in zip(batches, bound.on_device, strict=True)
+            tuple(self._calls(batch, kernels, state, _by_shown(moved, views)))
+            for batch, moved, views in zip(batches, states, bound.on_device, strict=True)
         )
         return Lane(device, bound.pipeline, bound.batches, calls, bound.ring)
 
@@ -166,17 +171,27 @@ def _by_group(units: Sequence[TorchUnit]) -> Iterator[tuple[int, list[TorchUnit]
         yield index, list(members)
 
 
-def _sizes(units: Sequence[TorchUnit]) -> tuple[list[int], set[int]]:
+def _by_shown(
+    states: Sequence[SwappedState], views: Sequence[torch.Tensor]
+) -> dict[torch.Tensor, torch.Tensor]:
+    """From what ``optimizer.state`` shows of each state to its device tensor."""
+    pairs = zip((state.shown for state in states), views, strict=True)
+    return {shown: view for shown, view in pairs if shown is not None}
+
+
+def _sizes(units: Sequence[TorchUnit], tied: Mapping[int, int]) -> tuple[list[int], set[int]]:
     """Bytes that each unit adds to its batch, and the units that must follow into a batch.
 
-    torch accepts a parameter that is listed twice in a group (with a warning) and updates it
-    twice. Both updates need its states, so everything between the two goes into one batch.
+    Units whose parameters share memory are in one batch, and everything between them.
     """
-    first: dict[torch.Tensor, int] = {}
+    seen: set[torch.Tensor] = set()
     sizes: list[int] = []
     joined: set[int] = set()
+    first: dict[int, int] = {}
     for position, unit in enumerate(units):
-        earlier = first.setdefault(unit.param, position)
-        sizes.append(unit.nbytes if earlier == position else 0)
+        # torch accepts a parameter that is listed twice (with a warning) and updates it twice.
+        sizes.append(0 if unit.param in seen else unit.nbytes)
+        seen.add(unit.param)
+        earlier = first.setdefault(tied[unit.grad_index], position)
         joined.update(range(earlier + 1, position + 1))
     return sizes, joined

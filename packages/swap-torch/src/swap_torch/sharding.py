@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharded tensors: the part that this rank holds, and the wrapper around it.
 
-Adam is element-wise, so it runs on local shards, with the bits of the DTensor's own dispatch and
+Two classes wrap a local tensor in ``_local_tensor``: torch's DTensor, and HyperParallel's
+(``hyper_parallel.core.dtensor.dtensor.DTensor``, matched by name and never imported).
+
+Adam is element-wise, so it runs on local shards, with the bits of the wrapper's own dispatch and
 without its cost. ``_local_tensor`` and not ``to_local()``: the latter makes a new autograd view on
 each call (8 us each, 816 parameters and three tensors each make 20 ms).
 """
@@ -9,40 +12,78 @@ each call (8 us each, 816 parameters and three tensors each make 20 ms).
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from enum import Enum
 from operator import is_
 
 import torch
 
 __all__ = ["is_sharded", "local_gradients", "local_of", "wrap_like"]
 
+_HYPER_NAME = "hyper_parallel.core.dtensor.dtensor.DTensor"
+
+
+class _Wrapper(Enum):
+    """What a tensor's class does with its values."""
+
+    NONE = "has them"
+    DTENSOR = "torch's DTensor: has _local_tensor and _spec; its gradient is a DTensor"
+    HYPER = "HyperParallel's DTensor: shares its local tensor's storage; its gradient is local"
+
+
+_wrappers: dict[type, _Wrapper] = {}
+"""The answer for each class that was asked about."""
+
+
+def _wrapper_of(kind: type) -> _Wrapper:
+    known = _wrappers.get(kind)
+    if known is not None:
+        return known
+    # Nobody can have a DTensor before its module is there, and importing that takes a second.
+    module = sys.modules.get("torch.distributed.tensor")
+    names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
+    if module is not None and module.DTensor in kind.__mro__:
+        found = _Wrapper.DTENSOR
+    else:
+        found = _Wrapper.HYPER if _HYPER_NAME in names else _Wrapper.NONE
+    _wrappers[kind] = found
+    return found
+
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Tell whether ``tensor`` is a DTensor."""
-    # Nobody can have a DTensor before the module is there, and importing it takes a second.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    """Tell whether ``tensor`` wraps a local tensor."""
+    return _wrapper_of(type(tensor)) is not _Wrapper.NONE
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The plain tensor with this rank's values; ``tensor`` itself if it is not sharded."""
-    if is_sharded(tensor):
-        local: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
-        return local
-    return tensor
+    if _wrapper_of(type(tensor)) is _Wrapper.NONE:
+        return tensor
+    local: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
+    return local
 
 
-def wrap_like(like: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """Wrap ``local`` as ``like`` is wrapped.
+def wrap_like(like: torch.Tensor, local: torch.Tensor, *, state_exists: bool) -> torch.Tensor:
+    """Wrap the values of a state.
 
-    The wrapper of a detached DTensor has storage offset 0, unlike one built from a local view with
-    an offset, which ``torch.save`` and ``deepcopy`` cannot handle.
+    Args:
+        like: The state itself, or what it is natively made like.
+        local: This rank's values, on the host.
+        state_exists: Whether ``like`` is the state itself.
     """
-    if not is_sharded(like):
-        return local
-    shell = like.detach()
-    shell._local_tensor = local  # type: ignore[attr-defined]
-    return shell
+    wrapper = _wrapper_of(type(like))
+    if wrapper is _Wrapper.DTENSOR:
+        # The wrapper of a detached DTensor has storage offset 0, unlike one built from a local view
+        # with an offset, which ``torch.save`` and ``deepcopy`` cannot handle.
+        shell = like.detach()
+        shell._local_tensor = local  # type: ignore[attr-defined]
+        return shell
+    if wrapper is _Wrapper.HYPER and state_exists:
+        make: Callable[..., torch.Tensor] = type(like)
+        layout = {"device_mesh": like.device_mesh, "placements": like.placements}  # type: ignore[attr-defined]
+        return make(local, **layout)
+    # HyperParallel steps under its SkipDTensorDispatch, where zeros_like() of a DTensor is local.
+    return local
 
 
 def local_gradients(
@@ -60,13 +101,19 @@ def local_gradients(
 
 
 def _spec_of(tensor: torch.Tensor) -> object:
-    return tensor._spec if is_sharded(tensor) else None  # type: ignore[attr-defined]
+    if _wrapper_of(type(tensor)) is _Wrapper.DTENSOR:
+        return tensor._spec  # type: ignore[attr-defined]
+    return None
 
 
 def _local_gradient(param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-    if not is_sharded(param) or not is_sharded(grad):
-        return local_of(grad)
-    have, want = grad._spec, param._spec  # type: ignore[attr-defined]
-    if have is not want and (have.placements != want.placements or have.mesh != want.mesh):
-        grad = grad.redistribute(want.mesh, want.placements)  # type: ignore[attr-defined]
+    have, want = _spec_of(grad), _spec_of(param)
+    if have is not None and want is not None and not _same_placement(have, want):
+        mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]
+        grad = grad.redistribute(mesh, placements)  # type: ignore[attr-defined]
     return local_of(grad)
+
+
+def _same_placement(one: object, other: object) -> bool:
+    a, b = vars(one), vars(other)
+    return one is other or (a["placements"] == b["placements"] and a["mesh"] == b["mesh"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import final
 
 import torch
@@ -37,8 +38,8 @@ class Bound:
 
     pipeline: TorchPipeline
     batches: tuple[TorchBatch, ...]
-    on_device: tuple[dict[torch.Tensor, torch.Tensor], ...]
-    """For each batch, the device tensor of each state, by what ``optimizer.state`` shows."""
+    on_device: tuple[list[torch.Tensor], ...]
+    """For each batch, the device tensor of each state, in the order given."""
     ring: int
     """A load waits for the store of the batch this many before it."""
 
@@ -128,7 +129,7 @@ class PackedStaging(Staging):
             for number, arena in enumerate(self._arenas[:ring])
         ]
         bound: list[TorchBatch] = []
-        views: list[dict[torch.Tensor, torch.Tensor]] = []
+        views: list[list[torch.Tensor]] = []
         for index, states in enumerate(batches):
             memory = memories[index % ring]
             restore_or_explain(self._device, memory, f"staging arena {index % ring}")
@@ -149,14 +150,12 @@ class PackedStaging(Staging):
 
     def _views(
         self, arena: torch.UntypedStorage, states: Sequence[SwappedState]
-    ) -> dict[torch.Tensor, torch.Tensor]:
-        views: dict[torch.Tensor, torch.Tensor] = {}
-        offset = 0
-        for state in states:
-            host = state.host
-            views[state.visible] = self._view(arena, host.dtype, offset, host.shape, host.stride())
-            offset += state.slot.span.nbytes
-        return views
+    ) -> list[torch.Tensor]:
+        offsets = accumulate((state.slot.span.nbytes for state in states), initial=0)
+        return [
+            self._view(arena, state.host.dtype, offset, state.host.shape, state.host.stride())
+            for state, offset in zip(states, offsets, strict=False)
+        ]
 
 
 @final
@@ -170,7 +169,7 @@ class PerTensorStaging(Staging):
     def bind(self, batches: Sequence[Sequence[SwappedState]]) -> Bound:
         """Give each state its storage: one copy per state."""
         bound: list[TorchBatch] = []
-        views: list[dict[torch.Tensor, torch.Tensor]] = []
+        views: list[list[torch.Tensor]] = []
         for index, states in enumerate(batches):
             shells = [self._shell(state) for state in states]
             memory = DeviceMemory(
@@ -179,14 +178,13 @@ class PerTensorStaging(Staging):
             )
             transfers = [transfer for _, transfer in shells]
             bound.append(self._batch(index, sum(memory.sizes), memory, transfers))
-            pairs = zip(states, shells, strict=True)
-            views.append({state.visible: shell for state, (shell, _) in pairs})
+            views.append([shell for shell, _ in shells])
         pipeline = PerTensorPipeline(self._device, self._ledger)
         return Bound(pipeline, tuple(bound), tuple(views), ring=2)
 
     def _shell(self, state: SwappedState) -> tuple[torch.Tensor, Transfer]:
         """The device tensor of a state, without bytes, and the copy between it and the host."""
-        if state.visible not in self._shells:
+        if state.host not in self._shells:
             host, nbytes = state.host, state.slot.nbytes
             storage = self._new_storage()
             memory = DeviceMemory((storage,), (nbytes,))
@@ -198,5 +196,5 @@ class PerTensorStaging(Staging):
             finally:
                 self._device.release(memory)
             on_host = self._pool.bytes_at(state.slot.span)[:nbytes]
-            self._shells[state.visible] = shell, Transfer(on_device, on_host)
-        return self._shells[state.visible]
+            self._shells[state.host] = shell, Transfer(on_device, on_host)
+        return self._shells[state.host]

@@ -9,9 +9,10 @@ is private to the plan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
+from weakref import ref
 
 import torch
 
@@ -28,17 +29,43 @@ OptimizerState: TypeAlias = dict[torch.Tensor, Any]
 """``optimizer.state``: a defaultdict from parameter to a dict of its states."""
 
 
-@dataclass(frozen=True, slots=True)
+@final
 class SwappedState:
-    """One state with host memory. Lives as long as its parameter is in the optimizer."""
+    """One state with host memory. Lives as long as its parameter is in the optimizer.
 
-    slot: SwapSlot
-    device: AnyTorchDevice
-    """The device that loads and stores it."""
-    visible: torch.Tensor
-    """What ``optimizer.state`` shows: ``host``, or a DTensor around it."""
-    host: torch.Tensor
-    """The values, on the CPU, in the state's own shape and strides."""
+    What ``optimizer.state`` shows is an alias of ``host``, made by :meth:`show` and referred to
+    weakly: so it can be told whether anybody still holds the values.
+
+    Args:
+        slot: Its identity.
+        device: The device that loads and stores it.
+        host: The values, on the CPU, in the state's own shape and strides, with a storage of
+            their own.
+    """
+
+    def __init__(self, slot: SwapSlot, device: AnyTorchDevice, host: torch.Tensor) -> None:
+        self.slot = slot
+        self.device = device
+        self.host = host
+        self._shown: Callable[[], torch.Tensor | None] = _nothing
+
+    @property
+    def shown(self) -> torch.Tensor | None:
+        """What ``optimizer.state`` shows of it; None once nobody has that any more."""
+        return self._shown()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether anybody has a tensor over the values: the optimizer's state, or a user."""
+        # Two: ``host``, and the storage object that the question makes. torch's CUDA graphs ask
+        # the same way.
+        return torch._C._storage_Use_Count(self.host.untyped_storage()._cdata) > 2
+
+    def show(self, like: torch.Tensor, *, state_exists: bool) -> torch.Tensor:
+        """Make what ``optimizer.state`` is to show: the host tensor, or a DTensor around it."""
+        shown = wrap_like(like, self.host.detach(), state_exists=state_exists)
+        self._shown = ref(shown)
+        return shown
 
     def fits(self, like: torch.Tensor, stride: tuple[int, ...], device: AnyTorchDevice) -> bool:
         """Tell whether values like the local tensor ``like`` can live here."""
@@ -91,6 +118,8 @@ class StateTable:
         self._ledger = ledger
         self._pools: dict[torch.device, HostPool] = {}
         self._swapped: dict[torch.Tensor, dict[str, SwappedState]] = {}
+        self._orphans: list[SwappedState] = []
+        """States of parameters that left, until the next ``admit``."""
 
     def swapped(self, param: torch.Tensor) -> Mapping[str, SwappedState]:
         """The states of ``param`` that swap and exist, in the order of the optimizer's keys."""
@@ -120,23 +149,43 @@ class StateTable:
         """
         # A parameter may be listed twice in a group; its states are the same.
         units = list({unit.param: unit for unit in units}.values())
+        for unit in units:
+            if not state.get(unit.param):
+                group = self._adapter.optimizer.param_groups[unit.adapter_index]
+                self._adapter.check_newborn(unit.param, group)
         candidates = list(self._candidates(units, state))
         homes = self._homes(candidates)
         for candidate in candidates:
-            if candidate.exists:
-                home = homes[candidate.unit.param, candidate.key]
+            home = homes[candidate.unit.param, candidate.key]
+            if candidate.exists and candidate.like is not home.shown:
                 home.host.copy_(local_of(candidate.like))
-                state[candidate.unit.param][candidate.key] = home.visible
+                shown = home.show(candidate.like, state_exists=True)
+                state[candidate.unit.param][candidate.key] = shown
         for unit in units:
             if not state.get(unit.param):
                 state[unit.param].update(self._newborn(unit, homes))
         for (param, key), home in homes.items():
             self._swapped.setdefault(param, {})[key] = home
+        self._orphans.clear()
+        if homes:
+            self._free_segments()
 
-    def forget_all_but(self, params: Iterable[torch.Tensor]) -> None:
-        """Drop what is known of parameters that left the optimizer."""
-        keep = set(params)
-        self._swapped = {p: states for p, states in self._swapped.items() if p in keep}
+    def part_with_all_but(self, params: Iterable[torch.Tensor]) -> None:
+        """Drop what is known of parameters that left the optimizer.
+
+        Trainers replace parameters by others and hand them the old ones' states: the next ``admit``
+        takes such states with the host memory that they have, and frees what nobody took.
+        """
+        stay = set(params)
+        for param in [param for param in self._swapped if param not in stay]:
+            self._orphans += self._swapped.pop(param).values()
+
+    def _free_segments(self) -> None:
+        homes = [state for states in self._swapped.values() for state in states.values()]
+        for torch_device, pool in self._pools.items():
+            pool.keep_only(
+                {h.slot.span.segment for h in homes if h.device.torch_device == torch_device}
+            )
 
     def stay_reason(self, unit: TorchUnit, key: str) -> StayReason | None:
         """Why a state that does not exist yet would stay on the device."""
@@ -145,11 +194,11 @@ class StateTable:
     # Which states need a home.
 
     def _candidates(self, units: list[TorchUnit], state: OptimizerState) -> Iterator[_Candidate]:
-        shared = self._shared_storages(units, state)
+        shared = self._shared_storages(state)
         for unit in units:
             for key, current in self._states_of(unit, state):
                 known = self.swapped(unit.param).get(key)
-                if known is not None and current is known.visible:
+                if known is not None and current is known.shown:
                     continue
                 exists = current is not None
                 like = self._adapter.template(unit.param) if current is None else current
@@ -188,34 +237,53 @@ class StateTable:
             return StayReason.SHARES_STORAGE
         return reason
 
-    def _shared_storages(self, units: list[TorchUnit], state: OptimizerState) -> set[int]:
-        """Storages that two states have in common."""
+    def _shared_storages(self, state: OptimizerState) -> set[int]:
+        """Storages that two states of the optimizer have in common."""
         counts = Counter(
             _storage_pointer(local_of(current))
-            for unit in units
+            for unit in {unit.param: unit for unit in self._all_units()}.values()
             for _, current in self._states_of(unit, state)
-            if current is not None and current.layout is torch.strided
+            if current is not None and local_of(current).layout is torch.strided
         )
         return {pointer for pointer, count in counts.items() if count > 1 and pointer != 0}
+
+    def _all_units(self) -> Iterator[TorchUnit]:
+        for group_index, group in enumerate(self._adapter.optimizer.param_groups):
+            for param in group["params"]:
+                yield UpdateUnit(param, group_index, 0, ())
 
     # Giving them one.
 
     def _homes(self, candidates: list[_Candidate]) -> _Homes:
-        """Host memory for each candidate: where it was before, if that still fits, else new."""
+        """Host memory for each candidate: where its values are, where they were, or new."""
+        by_shown = {id(home.shown): home for home in self._all_homes()}
         homes: _Homes = {}
         lacking: dict[torch.device, dict[torch.Tensor, list[_Candidate]]] = {}
         for candidate in candidates:
             param = candidate.unit.param
-            known = self.swapped(param).get(candidate.key)
+            # A state that is shown already, of another parameter or key: values move with it.
+            home = by_shown.get(id(candidate.like)) if candidate.exists else None
+            if home is None:
+                home = self._reusable(self.swapped(param).get(candidate.key))
             like = local_of(candidate.like)
-            if known is not None and known.fits(like, candidate.stride, candidate.device):
-                homes[param, candidate.key] = known
+            if home is not None and home.fits(like, candidate.stride, candidate.device):
+                homes[param, candidate.key] = home
             else:
                 device = candidate.device.torch_device
                 lacking.setdefault(device, {}).setdefault(param, []).append(candidate)
         for by_param in lacking.values():
             homes.update(self._new_homes(list(by_param.values())))
         return homes
+
+    def _all_homes(self) -> Iterator[SwappedState]:
+        for states in self._swapped.values():
+            yield from states.values()
+        yield from self._orphans
+
+    @staticmethod
+    def _reusable(home: SwappedState | None) -> SwappedState | None:
+        """``home``, unless somebody still has its values: they would change under their eyes."""
+        return None if home is None or home.is_held else home
 
     def _new_homes(self, units: list[list[_Candidate]]) -> _Homes:
         """Host memory in one go for parameters of one device."""
@@ -237,9 +305,7 @@ class StateTable:
                     nbytes=candidate.nbytes,
                     span=span,
                 )
-                homes[candidate.unit.param, candidate.key] = SwappedState(
-                    slot, device, wrap_like(candidate.like, host), host
-                )
+                homes[candidate.unit.param, candidate.key] = SwappedState(slot, device, host)
         return homes
 
     def _newborn(self, unit: TorchUnit, homes: _Homes) -> dict[str, Any]:
@@ -254,20 +320,15 @@ class StateTable:
             else:
                 # The memory may be that of an earlier life, if the user emptied the state.
                 home.host.zero_()
-                entry[key] = home.visible
+                entry[key] = home.show(like, state_exists=False)
         return entry
 
     # Telling.
 
     def report(self, state: OptimizerState) -> list[StateReport]:
         """Describe every state of every parameter of the optimizer."""
-        groups = self._adapter.optimizer.param_groups
-        units = [
-            UpdateUnit(param, group_index, 0, ())
-            for group_index, group in enumerate(groups)
-            for param in group["params"]
-        ]
-        shared, names = self._shared_storages(units, state), self._names()
+        units = list(self._all_units())
+        shared, names = self._shared_storages(state), self._names()
         return [
             self._state_report(unit, names[unit.param], key, current, shared)
             for unit in units
@@ -284,7 +345,7 @@ class StateTable:
     ) -> StateReport:
         like = self._adapter.template(unit.param) if current is None else current
         known = self.swapped(unit.param).get(key)
-        swaps = known is not None and current is known.visible
+        swaps = known is not None and current is known.shown
         reason = self._reason(unit, key, like, exists=current is not None, shared=shared)
         local = local_of(like)
         return StateReport(
@@ -304,6 +365,10 @@ class StateTable:
             for group_index, group in enumerate(optimizer.param_groups)
             for index, param in enumerate(group["params"])
         }
+
+
+def _nothing() -> None:
+    """What a reference to no tensor gives."""
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

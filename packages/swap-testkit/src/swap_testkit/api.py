@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What downstream projects call on their own models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swap_core import SwapOptimizerConfig
+from swap_testkit.alignment import Alignment
+from swap_testkit.array import Tolerance
+
+if TYPE_CHECKING:
+    from swap_testkit.torch.run import Builder
+
+__all__ = ["align", "assert_aligned"]
+
+
+def align(
+    builder: Builder | str,
+    *,
+    steps: int = 8,
+    config: SwapOptimizerConfig | None = None,
+    seed: int = 0,
+    parallel: str = "none",
+    nproc: int = 1,
+    device: str = "cpu",
+    tolerance: Tolerance | None = None,
+    timeout: float = 600.0,
+) -> Alignment:
+    """Train the same job natively and swapped, and compare everything.
+
+    Losses of each step, and at the end every parameter, state and counter, bit by bit; bytes of
+    states on device and host; times. If something differs, both trainings run once more with every
+    tensor fingerprinted after every step, so that the result says where it began.
+
+    Args:
+        builder: From a seed to a :class:`swap_testkit.torch.Job`: a function of a module, or its
+            name, ``package.module:function``. Called for each run, on each rank.
+        steps: How many, >= 1.
+        config: How to swap; None: the default.
+        seed: Given to the builder, and to ``torch.manual_seed`` before.
+        parallel: ``none``, ``ddp``, ``fsdp`` or ``hsdp``: how the kit makes the model parallel.
+            With ``none`` and several processes, the builder does that itself.
+        nproc: Processes on this machine.
+        device: ``cpu`` (CPU tensors play the device), or an accelerator's type such as ``npu``.
+        tolerance: None: exact. A tolerance is named in the result.
+        timeout: Seconds after which the processes are killed.
+
+    Returns:
+        The result; :meth:`Alignment.explain` tells it.
+
+    Raises:
+        ValueError: an argument is not accepted.
+        swap_testkit.torch.RankFailedError: a process raised, with its traceback.
+    """
+    from swap_testkit.torch.parallel import Parallel
+    from swap_testkit.torch.run import align_job
+
+    if type(steps) is not int or steps < 1:
+        raise ValueError(f"align: steps={steps!r} is not accepted; give an integer >= 1.")
+    if type(nproc) is not int or nproc < 1:
+        raise ValueError(f"align: nproc={nproc!r} is not accepted; give an integer >= 1.")
+    kinds = [kind.value for kind in Parallel]
+    if parallel not in kinds:
+        raise ValueError(f"align: parallel={parallel!r} is not accepted; give one of {kinds}.")
+    (alignment,) = align_job(
+        builder,
+        steps=steps,
+        configs=[config or SwapOptimizerConfig()],
+        seed=seed,
+        parallel=Parallel(parallel),
+        nproc=nproc,
+        device=device,
+        tolerance=tolerance or Tolerance(),
+        timeout=timeout,
+    )
+    return alignment
+
+
+def assert_aligned(
+    builder: Builder | str,
+    *,
+    steps: int = 8,
+    config: SwapOptimizerConfig | None = None,
+    seed: int = 0,
+    parallel: str = "none",
+    nproc: int = 1,
+    device: str = "cpu",
+    tolerance: Tolerance | None = None,
+    timeout: float = 600.0,
+) -> Alignment:
+    """:func:`align`, and fail unless everything agrees.
+
+    Raises:
+        AssertionError: something differs; the message says what, from which step on, and how far.
+    """
+    alignment = align(
+        builder,
+        steps=steps,
+        config=config,
+        seed=seed,
+        parallel=parallel,
+        nproc=nproc,
+        device=device,
+        tolerance=tolerance,
+        timeout=timeout,
+    )
+    if not alignment.aligned:
+        raise AssertionError(alignment.explain())
+    return alignment

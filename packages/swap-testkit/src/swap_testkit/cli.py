@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: ``align`` a model or scenarios, ``worker`` under torchrun, ``scenarios``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from swap_core import SwapOptimizerConfig
+from swap_testkit.alignment import Alignment
+from swap_testkit.array import Tolerance
+from swap_testkit.report import alignment_table, write_report
+
+__all__ = ["main"]
+
+_Job: TypeAlias = tuple[str, Callable[[], Sequence[Alignment]]]
+"""A call of the kit, with a name for the progress bar."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command. Returns 0 if everything is aligned, 1 if not, 2 for a bad argument."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+    except (ValueError, ImportError) as error:
+        print(f"swap_testkit: {error}", file=sys.stderr)
+        return 2
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m swap_testkit",
+        description="Train natively and swapped, and compare bit by bit.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_align(commands.add_parser("align", help="compare a model of yours, or scenarios"))
+    _add_worker(commands.add_parser("worker", help="one rank of a scenario, under torchrun"))
+    listing = commands.add_parser("scenarios", help="list the scenarios")
+    listing.set_defaults(run=_list)
+    return parser
+
+
+def _add_align(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--builder", metavar="MODULE:FUNCTION", help="a function from a seed to a Job"
+    )
+    what.add_argument(
+        "--scenario", metavar="NAME", nargs="+", help="ready-made trainings, or 'all'"
+    )
+    _add_common(parser)
+    parser.add_argument("--seed", type=int, default=0, help="for the builder (default 0)")
+    parser.add_argument(
+        "--parallel",
+        default="none",
+        choices=("none", "ddp", "fsdp", "hsdp"),
+        help="how to make the builder's model parallel (default none)",
+    )
+    parser.add_argument(
+        "--nproc", type=int, nargs="+", help="processes (default 1; scenarios: what each supports)"
+    )
+    parser.add_argument("--rtol", type=float, default=0.0, help="relative tolerance (default 0)")
+    parser.add_argument("--atol", type=float, default=0.0, help="absolute tolerance (default 0)")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="write JSON and a plot there")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one training")
+    parser.set_defaults(run=_align)
+
+
+def _add_worker(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--scenario", metavar="NAME", required=True)
+    _add_common(parser)
+    parser.set_defaults(run=_work)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=int, default=8, help="training steps (default 8)")
+    parser.add_argument("--swap-times", type=int, default=16, help="batches (default 16)")
+    parser.add_argument("--min-numel", type=int, default=1024, help="smaller states stay")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--packed", action="store_true", help="only packed (default: both)")
+    how.add_argument("--per-tensor", action="store_true", help="only per tensor")
+    parser.add_argument("--device", default="cpu", help="cpu, or an accelerator's type")
+    parser.add_argument(
+        "--optimizer", nargs="+", help="for scenarios (default: all that are there)"
+    )
+
+
+def _configs(options: argparse.Namespace) -> list[SwapOptimizerConfig]:
+    ways = [True] if options.packed else [False] if options.per_tensor else [True, False]
+    return [
+        SwapOptimizerConfig(
+            swap_times=options.swap_times, min_numel=options.min_numel, packed_swap=packed
+        )
+        for packed in ways
+    ]
+
+
+def _align(options: argparse.Namespace) -> int:
+    console = _console()
+    jobs = list(_scenario_jobs(options) if options.scenario else _builder_jobs(options))
+    alignments: list[Alignment] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task("align", total=len(jobs))
+        for name, run in jobs:
+            progress.update(task, description=name)
+            for alignment in run():
+                alignments.append(alignment)
+                # A log has no progress bar, so it gets a line each.
+                if not console.is_terminal or not alignment.aligned:
+                    console.print(alignment.explain(), highlight=False, soft_wrap=True)
+            progress.advance(task)
+    console.print(alignment_table(alignments))
+    if options.report is not None:
+        files = write_report(alignments, options.report)
+        console.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
+    return 0 if all(alignment.aligned for alignment in alignments) else 1
+
+
+def _builder_jobs(options: argparse.Namespace) -> Iterator[_Job]:
+    from swap_testkit.torch.parallel import Parallel
+    from swap_testkit.torch.run import align_job
+
+    # The current folder is where a user's module is, as with `python -m`.
+    sys.path.insert(0, "")
+    for nproc in options.nproc or [1]:
+        yield (
+            f"{options.builder} on {nproc}",
+            partial(
+                align_job,
+                options.builder,
+                steps=options.steps,
+                configs=_configs(options),
+                seed=options.seed,
+                parallel=Parallel(options.parallel),
+                nproc=nproc,
+                device=options.device,
+                tolerance=Tolerance(options.rtol, options.atol),
+                timeout=options.timeout,
+            ),
+        )
+
+
+def _scenario_jobs(options: argparse.Namespace) -> Iterator[_Job]:
+    from swap_testkit.torch.run import align_scenario, available_optimizers, find_scenarios
+
+    for scenario in find_scenarios(options.scenario):
+        for nproc in scenario.worlds:
+            if options.nproc and nproc not in options.nproc:
+                continue
+            yield (
+                f"{scenario.name} on {nproc}",
+                partial(
+                    align_scenario,
+                    scenario.name,
+                    optimizers=available_optimizers(scenario, options.optimizer),
+                    nproc=nproc,
+                    configs=_configs(options),
+                    steps=options.steps,
+                    device=options.device,
+                    timeout=options.timeout,
+                ),
+            )
+
+
+def _work(options: argparse.Namespace) -> int:
+    """Be one rank. Rank 0 tells the result; every rank returns it."""
+    from swap_testkit.torch.run import work
+
+    alignments = work(
+        options.scenario,
+        optimizers=options.optimizer,
+        configs=_configs(options),
+        steps=options.steps,
+        device=options.device,
+    )
+    if os.environ.get("RANK", "0") == "0":
+        _console().print(alignment_table(alignments))
+    return 0 if all(alignment.aligned for alignment in alignments) else 1
+
+
+def _list(options: argparse.Namespace) -> int:
+    from swap_testkit.torch.scenarios import SCENARIOS
+
+    table = Table(title="scenarios")
+    for column in ("name", "processes", "what"):
+        table.add_column(column)
+    for scenario in SCENARIOS.values():
+        table.add_row(scenario.name, ", ".join(map(str, scenario.worlds)), scenario.about)
+    _console().print(table)
+    return 0
+
+
+def _console() -> Console:
+    """The terminal; a log has no width of its own, and tables need one."""
+    console = Console()
+    return console if console.is_terminal else Console(width=110)

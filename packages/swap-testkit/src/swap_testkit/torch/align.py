@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train natively and swapped, in this process or on many, and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import TypeAlias
+
+import torch
+
+from swap_testkit.alignment import Alignment, Memory, Mismatch, RunRecord, compare_runs
+from swap_testkit.array import Tolerance
+from swap_testkit.torch.record import Wrap, record_run
+from swap_testkit.torch.trainer import Trainer
+
+__all__ = ["RankOutcome", "align_trainers", "merge"]
+
+Make: TypeAlias = Callable[[], Trainer]
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcome:
+    """What one rank found. Picklable, so it can come from another process."""
+
+    rank: int
+    losses: tuple[tuple[float, float], ...]
+    compared: int
+    mismatches: tuple[Mismatch, ...]
+    native_memory: Memory
+    swapped_memory: Memory
+    native_step_seconds: float
+    swapped_step_seconds: float
+    seconds: float
+
+
+def align_trainers(
+    make: Make,
+    wraps: Sequence[Wrap],
+    *,
+    steps: int,
+    rank: int = 0,
+    tolerance: Tolerance | None = None,
+) -> list[RankOutcome]:
+    """Run one native training and one for each wrap, on this rank.
+
+    The runs are free: nothing looks at states between steps. If something differs at the end, both
+    are run again with every tensor fingerprinted after every step, to find where it began.
+
+    Args:
+        make: Makes a trainer, the same each time.
+        wraps: What turns a native optimizer into the one to compare with it.
+        steps: Steps of each run.
+        rank: This process, for messages.
+        tolerance: None: exact.
+    """
+    tolerance = tolerance or Tolerance()
+    native = record_run(make(), steps)
+    return [_outcome(make, wrap, native, steps, rank, tolerance) for wrap in wraps]
+
+
+def _outcome(
+    make: Make, wrap: Wrap, native: RunRecord, steps: int, rank: int, tolerance: Tolerance
+) -> RankOutcome:
+    started = perf_counter()
+    swapped = record_run(make(), steps, wrap=wrap)
+    mismatches = compare_runs(native, swapped, tolerance, rank)
+    if _somewhere(bool(mismatches)):
+        again = (
+            record_run(make(), steps, watch=True),
+            record_run(make(), steps, wrap=wrap, watch=True),
+        )
+        # A race may not show again; what was seen the first time counts.
+        mismatches = compare_runs(*again, tolerance, rank) or mismatches
+    return RankOutcome(
+        rank=rank,
+        losses=tuple(zip(native.losses, swapped.losses, strict=True)),
+        compared=len(native.arrays),
+        mismatches=tuple(mismatches),
+        native_memory=native.memory,
+        swapped_memory=swapped.memory,
+        native_step_seconds=median(native.step_seconds),
+        swapped_step_seconds=median(swapped.step_seconds),
+        seconds=perf_counter() - started,
+    )
+
+
+def _somewhere(here: bool) -> bool:
+    """Tell whether it is so on any rank: all must train again, or none."""
+    if not torch.distributed.is_initialized():
+        return here
+    flag = torch.tensor([int(here)])
+    torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+def merge(
+    training: str, variant: str, outcomes: Sequence[RankOutcome], steps: int, tolerance: Tolerance
+) -> Alignment:
+    """Put the ranks' outcomes of one comparison together."""
+    mismatches = sorted(
+        (mismatch for outcome in outcomes for mismatch in outcome.mismatches),
+        key=lambda mismatch: (mismatch.step, mismatch.rank),
+    )
+    return Alignment(
+        training=training,
+        variant=variant,
+        steps=steps,
+        tolerance=tolerance,
+        losses=next((outcome.losses for outcome in outcomes if outcome.losses), ()),
+        compared=sum(outcome.compared for outcome in outcomes),
+        mismatches=tuple(mismatches),
+        native_memory=_largest([outcome.native_memory for outcome in outcomes]),
+        swapped_memory=_largest([outcome.swapped_memory for outcome in outcomes]),
+        native_step_seconds=max(outcome.native_step_seconds for outcome in outcomes),
+        swapped_step_seconds=max(outcome.swapped_step_seconds for outcome in outcomes),
+        seconds=max(outcome.seconds for outcome in outcomes),
+    )
+
+
+def _largest(memories: Sequence[Memory]) -> Memory:
+    return Memory(
+        idle=max(memory.idle for memory in memories),
+        peak=max(memory.peak for memory in memories),
+        host=max(memory.host for memory in memories),
+    )

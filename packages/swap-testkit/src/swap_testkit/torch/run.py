@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Align a user's job or a scenario: here, on forked ranks, or as one rank of torchrun."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import torch
+
+from swap_core import SwapOptimizerConfig
+from swap_testkit.alignment import Alignment
+from swap_testkit.array import Tolerance
+from swap_testkit.reference import FunctionReference
+from swap_testkit.torch.align import RankOutcome, align_trainers, merge
+from swap_testkit.torch.launch import launch, process_group
+from swap_testkit.torch.parallel import Parallel, Place, parallelize
+from swap_testkit.torch.record import wrapper
+from swap_testkit.torch.scenarios import OPTIMIZERS, SCENARIOS, Scenario
+from swap_testkit.torch.scenarios.optimizers import HYPER_MODULE
+from swap_testkit.torch.trainer import Job, JobTrainer, Trainer
+
+__all__ = [
+    "Builder",
+    "align_job",
+    "align_scenario",
+    "available_optimizers",
+    "find_scenarios",
+    "this_place",
+    "work",
+]
+
+Builder: TypeAlias = Callable[[int], Job]
+"""From a seed to a job. Called on each rank, before each run; the same seed must give the same."""
+
+
+def align_job(
+    builder: Builder | str,
+    *,
+    steps: int,
+    configs: Sequence[SwapOptimizerConfig],
+    seed: int,
+    parallel: Parallel,
+    nproc: int,
+    device: str,
+    tolerance: Tolerance,
+    timeout: float,
+) -> list[Alignment]:
+    """Compare a user's training with each of the configs. See :func:`swap_testkit.align`."""
+    reference = (
+        FunctionReference.named(builder)
+        if isinstance(builder, str)
+        else FunctionReference.to(builder)
+    )
+    arguments = (reference, seed, parallel, device, steps, tuple(configs), tolerance)
+    if nproc == 1 and parallel is Parallel.NONE:
+        by_rank = [_job_on_rank(*arguments)]
+    else:
+        by_rank = launch(_job_on_rank, *arguments, nproc=nproc, timeout=timeout, device=device)
+    name = f"{reference.module}:{reference.name}"
+    training = name if nproc == 1 else f"{name}, {parallel.value} on {nproc}"
+    return _merged(training, [_how(c) for c in configs], by_rank, steps, tolerance)
+
+
+def align_scenario(
+    name: str,
+    *,
+    optimizers: Sequence[str],
+    nproc: int,
+    configs: Sequence[SwapOptimizerConfig],
+    steps: int,
+    device: str,
+    timeout: float,
+) -> list[Alignment]:
+    """Run one scenario on ``nproc`` forked ranks, with several optimizers, and compare exactly.
+
+    Returns:
+        One alignment per optimizer and config, in this order.
+    """
+    arguments = (name, tuple(optimizers), device, steps, tuple(configs))
+    by_rank = launch(scenario_on_rank, *arguments, nproc=nproc, timeout=timeout, device=device)
+    variants = [f"{o}, {_how(config)}" for o in optimizers for config in configs]
+    return _merged(f"{name} on {nproc}", variants, by_rank, steps, Tolerance())
+
+
+def scenario_on_rank(
+    name: str,
+    optimizers: Sequence[str],
+    device: str,
+    steps: int,
+    configs: Sequence[SwapOptimizerConfig],
+) -> list[RankOutcome]:
+    """What one rank does of a scenario; all in one process group."""
+    place = this_place(device)
+    wraps = [wrapper(config, place.device) for config in configs]
+    outcomes = []
+    for optimizer in optimizers:
+        make = partial(SCENARIOS[name].build, place, OPTIMIZERS[optimizer])
+        outcomes += align_trainers(make, wraps, steps=steps, rank=place.rank)
+    return outcomes
+
+
+def work(
+    name: str,
+    *,
+    optimizers: Sequence[str] | None,
+    configs: Sequence[SwapOptimizerConfig],
+    steps: int,
+    device: str,
+    timeout: float = 600.0,
+) -> list[Alignment]:
+    """Be one rank of a scenario, in a process that torchrun started.
+
+    Returns:
+        The alignments of all ranks, on every rank.
+    """
+    (scenario,) = find_scenarios([name])
+    chosen = available_optimizers(scenario, optimizers)
+    with process_group(device, "env://", timeout):
+        world = torch.distributed.get_world_size()
+        if world not in scenario.worlds:
+            raise ValueError(
+                f"scenario {name!r} runs on {scenario.worlds} processes, not on {world}."
+            )
+        mine = scenario_on_rank(name, chosen, device, steps, configs)
+        by_rank: list[list[RankOutcome]] = [[] for _ in range(world)]
+        torch.distributed.all_gather_object(by_rank, mine)
+    variants = [f"{o}, {_how(config)}" for o in chosen for config in configs]
+    return _merged(f"{name} on {world}", variants, by_rank, steps, Tolerance())
+
+
+def find_scenarios(names: Sequence[str]) -> list[Scenario]:
+    """The scenarios of these names, or all for ``all``.
+
+    Raises:
+        ValueError: a name is unknown; the message has those that are known.
+    """
+    for name in names:
+        if name != "all" and name not in SCENARIOS:
+            raise ValueError(
+                f"scenario {name!r} is unknown; there are: all, {', '.join(SCENARIOS)}."
+            )
+    return [s for s in SCENARIOS.values() if "all" in names or s.name in names]
+
+
+def available_optimizers(scenario: Scenario, names: Sequence[str] | None) -> list[str]:
+    """The optimizers that a scenario is to run with.
+
+    Args:
+        scenario: Which.
+        names: Asked for; None: all that run here (HyperParallel's only if its module is imported).
+
+    Raises:
+        ValueError: a name is unknown.
+    """
+    if names is None:
+        return [n for n in scenario.optimizers if n != "hyper-adamw" or HYPER_MODULE in sys.modules]
+    for name in names:
+        if name not in OPTIMIZERS:
+            raise ValueError(f"optimizer {name!r} is unknown; there are: {', '.join(OPTIMIZERS)}.")
+    return list(names)
+
+
+def this_place(device: str) -> Place:
+    """Where this process is, from the variables that torchrun sets; alone without them."""
+    index = int(os.environ.get("LOCAL_RANK", "0"))
+    where = torch.device(device) if device == "cpu" else torch.device(device, index)
+    return Place(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), where)
+
+
+def _job_on_rank(
+    builder: FunctionReference,
+    seed: int,
+    parallel: Parallel,
+    device: str,
+    steps: int,
+    configs: Sequence[SwapOptimizerConfig],
+    tolerance: Tolerance,
+) -> list[RankOutcome]:
+    place = this_place(device)
+    make = partial(_job_trainer, builder.find(), seed, parallel, place)
+    wraps = [wrapper(config, place.device) for config in configs]
+    return align_trainers(make, wraps, steps=steps, rank=place.rank, tolerance=tolerance)
+
+
+def _job_trainer(
+    builder: Callable[..., object], seed: int, parallel: Parallel, place: Place
+) -> Trainer:
+    torch.manual_seed(seed)
+    job = builder(seed)
+    if not isinstance(job, Job):
+        raise TypeError(f"builder returned {job!r}; it must return a swap_testkit.torch.Job.")
+    return JobTrainer(job, parallelize(job.model, parallel, place))
+
+
+def _how(config: SwapOptimizerConfig) -> str:
+    how = "per tensor" if config.packed_swap is False else "packed"
+    return f"{how} x{config.swap_times}"
+
+
+def _merged(
+    training: str,
+    variants: Sequence[str],
+    by_rank: Sequence[Sequence[RankOutcome]],
+    steps: int,
+    tolerance: Tolerance,
+) -> list[Alignment]:
+    return [
+        merge(training, variant, [outcomes[number] for outcomes in by_rank], steps, tolerance)
+        for number, variant in enumerate(variants)
+    ]

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults, as changes of the source of the methods that have to be right.
+
+As in a patch, lines with ``-`` are replaced by the lines with ``+`` that follow, if any. Where both
+pipelines can have a fault, it is planted in both.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from textwrap import dedent
+from typing import Any, TypeAlias
+
+import pytest
+
+from swap_core import PackedPipeline, PerTensorPipeline, Pipeline
+from swap_torch.adam import TorchNativeAdamWAdapter
+from swap_torch.engine import SwapEngine
+
+OWNERS = {
+    "Pipeline": Pipeline,
+    "PackedPipeline": PackedPipeline,
+    "PerTensorPipeline": PerTensorPipeline,
+    "AdamW": TorchNativeAdamWAdapter,
+    "SwapEngine": SwapEngine,
+}
+
+FAULTS = {
+    "nothing": "",
+    # Waits that are missing.
+    "load does not wait for memory": """
+        PackedPipeline._run
+        - device.wait(device.load_stream, batches[0].restored)
+        PerTensorPipeline._fetch
+        - self._device.wait(self._device.load_stream, batch.restored)
+    """,
+    "update does not wait for its load": """
+        PackedPipeline._run
+        - device.wait(compute, batch.loaded)
+        PerTensorPipeline._run
+        - device.wait(compute, batch.loaded)
+    """,
+    "update waits for another load": """
+        PackedPipeline._run
+        - device.wait(compute, batch.loaded)
+        + device.wait(compute, batches[0].loaded)
+        PerTensorPipeline._run
+        - device.wait(compute, batch.loaded)
+        + device.wait(compute, batches[0].loaded)
+    """,
+    "store does not wait for its update": """
+        Pipeline._store
+        - self._device.wait(store, batch.updated)
+    """,
+    "load does not wait for the arena": """
+        PackedPipeline._run
+        - device.wait(device.load_stream, batch.stored)
+    """,
+    "release does not wait for a store": """
+        PackedPipeline._run
+        - device.wait(compute, batches[-1].stored)
+        PerTensorPipeline._retire
+        - self._device.wait(compute, batch.stored)
+    """,
+    "host does not wait for stores": """
+        SwapEngine.settle
+        - device.synchronize(event)
+    """,
+    # Events that are not recorded, or before what they are to mark.
+    "memory is not recorded": """
+        PackedPipeline._run
+        - device.record(batches[0].restored, compute)
+        PerTensorPipeline._fetch
+        - self._device.record(batch.restored, compute)
+    """,
+    "load is not recorded": """
+        Pipeline._load
+        - self._device.record(batch.loaded, load)
+    """,
+    "load is recorded too early": """
+        Pipeline._load
+        - self._device.copy_in(load, batch.transfers)
+        - self._device.record(batch.loaded, load)
+        + self._device.record(batch.loaded, load)
+        + self._device.copy_in(load, batch.transfers)
+    """,
+    "update is not recorded": """
+        Pipeline._update
+        - self._device.record(batch.updated, compute)
+    """,
+    "update is recorded too early": """
+        Pipeline._update
+        - update(batch.index)
+        - self._device.record(batch.updated, compute)
+        + self._device.record(batch.updated, compute)
+        + update(batch.index)
+    """,
+    "store is not recorded": """
+        Pipeline._store
+        - self._device.record(batch.stored, store)
+    """,
+    "store is recorded too early": """
+        Pipeline._store
+        - self._device.copy_out(store, batch.transfers)
+        - self._device.record(batch.stored, store)
+        + self._device.record(batch.stored, store)
+        + self._device.copy_out(store, batch.transfers)
+    """,
+    # The wrong order of the host's own calls.
+    "memory is released before the wait": """
+        PackedPipeline._run
+        - device.wait(compute, batches[-1].stored)
+        - self._release_all(batches)
+        + self._release_all(batches)
+        + device.wait(compute, batches[-1].stored)
+        PerTensorPipeline._retire
+        - self._device.wait(compute, batch.stored)
+        - self._give_back(batch)
+        + self._give_back(batch)
+        + self._device.wait(compute, batch.stored)
+    """,
+    "memory is released before a store": """
+        Pipeline._store
+        - self._device.copy_out(store, batch.transfers)
+        + self._device.release(batch.memory)
+        + self._device.copy_out(store, batch.transfers)
+    """,
+    "next load comes before the store": """
+        PackedPipeline._run
+        - self._store(batch)
+        + if batch.index + ring < len(batches):
+        +     self._load(batches[batch.index + ring])
+        + self._store(batch)
+        - self._load(batches[batch.index + ring])
+    """,
+    "store is queued before its update": """
+        PackedPipeline._run
+        - self._update(compute, batch, update)
+        - self._store(batch)
+        + batch.to_device()
+        + self._store(batch)
+        + update(batch.index)
+        + device.record(batch.updated, compute)
+        PerTensorPipeline._run
+        - self._update(compute, batch, update)
+        - self._store(batch)
+        + batch.to_device()
+        + self._store(batch)
+        + update(batch.index)
+        + device.record(batch.updated, compute)
+    """,
+    "batch is stored and never updated": """
+        PackedPipeline._run
+        - self._update(compute, batch, update)
+        PerTensorPipeline._run
+        - self._update(compute, batch, update)
+    """,
+    # Memory and copies.
+    "memory is not taken": """
+        Pipeline._restore
+        - restore_or_explain(self._device, memory, f"{what} ({nbytes:,} bytes)")
+    """,
+    "memory is not given back": """
+        Pipeline._release
+        - self._device.release(memory)
+    """,
+    "memory of all batches at once": """
+        PerTensorPipeline._run
+        - self._retire(compute, batches[batch.index - 1])
+        + pass
+        - self._retire(compute, batches[-1])
+        + for batch in batches:
+        +     self._retire(compute, batch)
+    """,
+    "nothing is loaded": """
+        Pipeline._load
+        - self._device.copy_in(load, batch.transfers)
+    """,
+    "nothing is stored": """
+        Pipeline._store
+        - self._device.copy_out(store, batch.transfers)
+    """,
+    "everything is loaded twice": """
+        Pipeline._load
+        - self._device.copy_in(load, batch.transfers)
+        + self._device.copy_in(load, batch.transfers)
+        + self._device.copy_in(load, batch.transfers)
+    """,
+    # Right, but slow.
+    "host waits for each store": """
+        Pipeline._store
+        - self._device.record(batch.stored, store)
+        + self._device.record(batch.stored, store)
+        + self._device.synchronize(batch.stored)
+    """,
+    "next update waits for each store": """
+        PackedPipeline._run
+        - self._store(batch)
+        + self._store(batch)
+        + device.wait(compute, batch.stored)
+        PerTensorPipeline._run
+        - self._store(batch)
+        + self._store(batch)
+        + device.wait(compute, batch.stored)
+    """,
+    "store is queued on the load stream": """
+        Pipeline._store
+        - store = self._device.store_stream
+        + store = self._device.load_stream
+    """,
+    # Arithmetic.
+    "counter advances twice": """
+        AdamW.step_batch
+        - self.update(self.optimizer.param_groups[call.group_index], call, call.gradients_in(step))
+        + self.update(self.optimizer.param_groups[call.group_index], call, call.gradients_in(step))
+        + [counter.add_(1) for counter in call.states["step"]]
+    """,
+    "one ulp of one parameter": """
+        AdamW.step_batch
+        - self.update(self.optimizer.param_groups[call.group_index], call, call.gradients_in(step))
+        + self.update(self.optimizer.param_groups[call.group_index], call, call.gradients_in(step))
+        + last = call.params[0].view(-1)[-1:]
+        + last.copy_(torch.nextafter(last, torch.full_like(last, 9.0)))
+    """,
+    "another implementation": """
+        AdamW.kernel
+        - fused, foreach = group["fused"], group["foreach"]
+        + fused, foreach = True, False
+    """,
+}
+
+Hunk: TypeAlias = tuple[list[str], list[str]]
+"""Lines that follow each other, and those in their place."""
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """Replace the methods that ``fault`` names by changed copies, for the rest of a test."""
+    for name, hunks in _parse(FAULTS[fault]).items():
+        owner, method = name.split(".")
+        function = getattr(OWNERS[owner], method)
+        source = _changed(dedent(inspect.getsource(function)).split("\n"), hunks, name)
+        namespace: dict[str, Any] = dict(vars(sys.modules[function.__module__]))
+        exec(compile(source, f"<{name}: {fault}>", "exec"), namespace)
+        monkeypatch.setattr(OWNERS[owner], method, namespace[method])
+
+
+def _parse(patch: str) -> dict[str, list[Hunk]]:
+    methods: dict[str, list[Hunk]] = {}
+    for line in dedent(patch).strip().splitlines():
+        hunks = methods[next(reversed(methods))] if methods else []
+        if line.startswith("- "):
+            if not hunks or hunks[-1][1]:
+                hunks.append(([], []))
+            hunks[-1][0].append(line[2:])
+        elif line.startswith("+ "):
+            hunks[-1][1].append(line[2:])
+        else:
+            methods[line] = []
+    return methods
+
+
+def _changed(lines: list[str], hunks: list[Hunk], name: str) -> str:
+    start = 0
+    for old, new in hunks:
+        bare = [line.strip() for line in lines]
+        found = [i for i in range(start, len(lines)) if bare[i : i + len(old)] == old]
+        assert len(found) == 1, f"{name} has {old} {len(found)} times; bring planted.py up to date"
+        margin = lines[found[0]][: -len(bare[found[0]])]
+        start = found[0] + len(new or ["pass"])
+        lines[found[0] : found[0] + len(old)] = [margin + line for line in new or ["pass"]]
+    return "\n".join(lines)
