@@ -84,8 +84,8 @@ def test_prints_every_number_with_its_meaning() -> None:
         "  device     idle 512 B, peak 6.0 MiB, states that stay 2.0 MiB",
         "  batches    3, largest 4.0 MiB",
         "  moved      40.0 MiB in, 39.0 MiB out, in 5 updates",
-        "  stays      1 state, each because it shares its storage with other tensors",
-        "  stays      3 states, each because it has fewer elements than min_numel",
+        "  stays      1 of the states: it shares its storage with other tensors",
+        "  stays      3 of the states: it has fewer elements than min_numel",
         "  last step  12.50 ms: load 4.00, update 5.25, store 3.00, "
         "states that stay 0.00, compute waited 7.25",
     ]
@@ -117,7 +117,7 @@ def test_cannot_be_changed() -> None:
 def test_gives_each_reason_as_a_sentence_about_the_state(reason: StayReason) -> None:
     assert reason.value.startswith(("it ", "its "))
     report = replace(REPORT, states=(state(4, reason),))
-    assert f"1 states: {reason.value}" in str(report)
+    assert f"1 of the states: {reason.value}" in str(report)
 
 
 def test_remembers_the_peak_of_what_is_held() -> None:

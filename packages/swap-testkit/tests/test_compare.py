@@ -168,15 +168,15 @@ def test_a_learning_rate_in_a_tensor_is_compared_by_its_bits() -> None:
 
 
 @pytest.mark.parametrize("change", ["group", "parameter"])
-def test_does_not_compare_optimizers_of_different_sizes(change: str) -> None:
+def test_names_what_one_optimizer_has_more_of(change: str) -> None:
     native, swapped = make_pair()
     extra = torch.nn.Parameter(torch.ones(1))
     if change == "group":
         swapped.add_param_group({"params": [extra]})
     else:
         swapped.param_groups[1]["params"].append(extra)
-    with pytest.raises(ValueError, match="longer"):
-        assert_same_bits(native, swapped)
+    what = {"group": "number of groups", "parameter": "parameters of group 1"}[change]
+    assert [found.what for found in differences(native, swapped)] == [what]
 
 
 def test_tells_type_shape_and_first_values_of_both() -> None:
@@ -187,9 +187,26 @@ def test_tells_type_shape_and_first_values_of_both() -> None:
         assert_same_bits(native, swapped)
     assert str(caught.value) == (
         "exp_avg of parameter 1 of group 0: "
-        "native torch.float32 (5,) strides (1,) starting [1.0, 2.0, 3.0, 4.0], "
-        "swapped torch.float64 (1, 2) strides (2, 1) starting [1.0, 2.0]"
+        "native torch.float32 (5,) strides (1,) with [1.0, 2.0, 3.0, 4.0] from element 0 on, "
+        "swapped torch.float64 (1, 2) strides (2, 1) with [1.0, 2.0] from element 0 on"
     )
+
+
+def test_tells_values_from_the_first_element_that_differs() -> None:
+    native, swapped = make_pair()
+    entry(native)["exp_avg"] = torch.arange(12.0)
+    entry(swapped)["exp_avg"] = torch.arange(12.0)
+    entry(swapped)["exp_avg"][9] += 1
+    (found,) = differences(native, swapped)
+    assert found.native.endswith("with [9.0, 10.0, 11.0] from element 9 on")
+    assert found.swapped.endswith("with [10.0, 10.0, 11.0] from element 9 on")
+
+
+def test_a_missing_option_is_not_the_option_none() -> None:
+    native, swapped = make_pair()
+    native.param_groups[0]["extra"] = None
+    (found,) = differences(native, swapped)
+    assert str(found) == "extra of group 0: native is there, swapped is missing"
 
 
 @pytest.mark.parametrize(("count", "more"), [(10, ""), (13, "\n... and 3 more")])

@@ -134,7 +134,8 @@ def test_local_shards_move_and_states_keep_their_types(
     assert device.held_bytes == 0
     for p, q in zip(native_params, swapped_params, strict=True):
         assert same_bits(local(p), local(q))
-        assert local(q).data_ptr() == q.data_ptr()
+        with torch._C.DisableTorchFunctionSubclass():
+            assert q.data_ptr() == local(q).data_ptr()  # one storage, still
         for key, state in native.state[p].items():
             assert type(swapped.state[q][key]) is type(state)
             assert same_bits(state, swapped.state[q][key])

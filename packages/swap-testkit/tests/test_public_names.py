@@ -44,6 +44,7 @@ PUBLIC = {
         "Trainer",
         "assert_same_bits",
         "differences",
+        "host_region_of",
         "launch",
         "record_updates",
         "regions_of",
@@ -157,6 +158,6 @@ def test_the_fields_of_the_records_are_these() -> None:
         "Region": ["buffer", "start", "end"],
         "Op": ["verb", "stream", "event", "reads", "writes"],
         "Tamper": ["verb", "nth", "error", "times"],
-        "Unordered": ["earlier", "later", "region"],
+        "Unordered": ["earlier", "later", "region", "nbytes"],
         "Difference": ["what", "native", "swapped"],
     }

@@ -15,6 +15,7 @@ from swap_testkit.torch import (
     CpuAsDevice,
     TorchRecordingDevice,
     assert_same_bits,
+    host_region_of,
     record_updates,
     regions_of,
 )
@@ -213,8 +214,11 @@ def test_the_torch_device_knows_the_bytes_of_memory_and_transfers() -> None:
     assert [(region.start, region.end) for region in restore.writes] == [(0, 32), (0, 16)]
     assert restore.writes[0].buffer != restore.writes[1].buffer
     assert copy_out.reads == (Region(restore.writes[1].buffer, 4, 12),)
-    assert copy_out.writes == (regions_of(host),)
-    assert (copy_out.writes[0].start, copy_out.writes[0].end) == (8, 16)
+    assert copy_out.writes == (host_region_of(host),)
+    assert (copy_out.writes[0].start, copy_out.writes[0].end) == (
+        host.data_ptr(),
+        host.data_ptr() + 8,
+    )
 
 
 @pytest.mark.parametrize("packed", [True, False])

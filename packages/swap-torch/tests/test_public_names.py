@@ -24,6 +24,7 @@ PUBLIC = [
     "Transfer",
     "UpdateUnit",
     "__version__",
+    "accelerator_device",
     "is_swap_optimizer",
     "swap_optimizer",
 ]

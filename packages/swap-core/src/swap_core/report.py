@@ -109,8 +109,7 @@ class SwapReport:
             f"{format_bytes(self.ledger.bytes_stored)} out, in {self.ledger.updates} updates",
         ]
         for reason, count in self.stay_counts().items():
-            states = "state" if count == 1 else "states"
-            lines.append(f"  stays      {count} {states}, each because {reason.value}")
+            lines.append(f"  stays      {count} of the states: {reason.value}")
         if self.last_step is not None:
             t = self.last_step
             lines.append(

@@ -26,12 +26,14 @@ class Unordered:
     earlier: Op
     later: Op
     region: Region
+    """The later access."""
+    nbytes: int
+    """Bytes that both touch."""
 
     def __str__(self) -> str:
         """Name the accesses, the bytes, and the edge that is missing."""
-        nbytes = self.region.end - self.region.start
         return (
-            f"{self.later} is not ordered after {self.earlier} ({nbytes} bytes of "
+            f"{self.later} is not ordered after {self.earlier} ({self.nbytes} bytes of "
             f"{self.region.buffer}): {self.later.stream} must wait for an event that "
             f"{self.earlier.stream} records after its {self.earlier.verb}"
         )
@@ -72,7 +74,7 @@ def check_order(log: Sequence[Op]) -> list[Unordered]:
         for access in _accesses(op, clock[op.stream]):
             earlier = accesses[access.region.buffer]
             found += [
-                Unordered(other.op, op, access.region)
+                Unordered(other.op, op, access.region, access.region.shared_bytes(other.region))
                 for other in earlier
                 if _conflict(other, access) and clock.get(other.op.stream, 0) < other.tick
             ]

@@ -33,7 +33,13 @@ class Region:
 
     def overlaps(self, other: Region) -> bool:
         """Tell whether the two have a byte in common."""
-        return self.buffer == other.buffer and self.start < other.end and other.start < self.end
+        return self.shared_bytes(other) > 0
+
+    def shared_bytes(self, other: Region) -> int:
+        """How many bytes the two have in common."""
+        if self.buffer != other.buffer:
+            return 0
+        return max(0, min(self.end, other.end) - max(self.start, other.start))
 
 
 class Regions(Protocol[MemoryT_contra, TransferT_contra]):
@@ -50,7 +56,7 @@ class Regions(Protocol[MemoryT_contra, TransferT_contra]):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One thing that was asked of the device."""
+    """One thing that was asked of the device, whether or not it could do it."""
 
     verb: str
     """``restore release copy_in copy_out update record wait synchronize`` or ``host_read``."""
@@ -110,7 +116,12 @@ class RecordingDevice(Generic[StreamT, EventT, MemoryT, TransferT]):
         self.tamper: Tamper | None = None
         self._inner = inner
         self._regions = regions
-        self._events: list[EventT] = []
+        self._events: list[EventT] = []  # kept, so that no other object gets the identity of one
+        self._numbers: dict[int, int] = {}
+
+    def __deepcopy__(self, memo: dict[int, object]) -> RecordingDevice[Any, Any, Any, Any]:
+        """A device is a place: a copied optimizer is on the same one."""
+        return self
 
     @property
     def load_stream(self) -> StreamT:
@@ -134,6 +145,7 @@ class RecordingDevice(Generic[StreamT, EventT, MemoryT, TransferT]):
     def create_event(self) -> EventT:
         """Make an event and give it a number."""
         event = self._inner.create_event()
+        self._numbers[id(event)] = len(self._events)
         self._events.append(event)
         return event
 
@@ -212,4 +224,4 @@ class RecordingDevice(Generic[StreamT, EventT, MemoryT, TransferT]):
         return "store" if stream is self._inner.store_stream else "compute"
 
     def _number(self, event: EventT) -> int:
-        return next(i for i, known in enumerate(self._events) if known is event)
+        return self._numbers[id(event)]

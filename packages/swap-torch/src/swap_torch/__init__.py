@@ -7,7 +7,6 @@ from swap_torch.adapter import TorchSwapAdapter
 from swap_torch.api import is_swap_optimizer, swap_optimizer
 from swap_torch.device import (
     AcceleratorDevice,
-    AnyTorchDevice,
     DeviceMemory,
     TorchSwapDevice,
     Transfer,
@@ -17,7 +16,6 @@ from swap_torch.optimizer import TorchSwapOptimizer
 
 __all__ = [
     "AcceleratorDevice",
-    "AnyTorchDevice",
     "DeviceMemory",
     "Residency",
     "SwapOptimizerConfig",

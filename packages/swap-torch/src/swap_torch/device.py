@@ -91,6 +91,10 @@ class AcceleratorDevice:
         self.store_stream = torch.Stream(device=torch_device)
         self.pinned = True
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copied or unpickled optimizer is on the one device object of its process."""
+        return accelerator_device, (self.torch_device,)
+
     def compute_stream(self) -> torch.Stream:
         """The caller's current stream on this device."""
         return torch.accelerator.current_stream(self.torch_device)

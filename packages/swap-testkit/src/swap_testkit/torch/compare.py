@@ -42,10 +42,15 @@ def differences(
     native: torch.optim.Optimizer, swapped: torch.optim.Optimizer
 ) -> Iterator[Difference]:
     """Find every parameter, state, counter and option in which two optimizers differ."""
-    groups = zip(native.param_groups, swapped.param_groups, strict=True)
-    for number, (one, other) in enumerate(groups):
+    groups, others = native.param_groups, swapped.param_groups
+    if len(groups) != len(others):
+        yield Difference("number of groups", str(len(groups)), str(len(others)))
+    for number, (one, other) in enumerate(zip(groups, others, strict=False)):
         yield from _option_differences(f"group {number}", one, other)
-        for index, (p, q) in enumerate(zip(one["params"], other["params"], strict=True)):
+        counts = len(one["params"]), len(other["params"])
+        if counts[0] != counts[1]:
+            yield Difference(f"parameters of group {number}", str(counts[0]), str(counts[1]))
+        for index, (p, q) in enumerate(zip(one["params"], other["params"], strict=False)):
             what = f"parameter {index} of group {number}"
             yield from _value_differences(what, p, q)
             yield from _state_differences(what, native.state.get(p, {}), swapped.state.get(q, {}))
@@ -60,14 +65,23 @@ def assert_same_bits(native: torch.optim.Optimizer, swapped: torch.optim.Optimiz
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.cpu().contiguous().view(-1).view(torch.uint8)
+    return tensor.cpu().resolve_conj().contiguous().view(-1).view(torch.uint8)
 
 
 def _option_differences(
     what: str, one: dict[str, object], other: dict[str, object]
 ) -> Iterator[Difference]:
-    for key in sorted((one.keys() | other.keys()) - {"params"}):
-        yield from _value_differences(f"{key} of {what}", one.get(key), other.get(key))
+    for key in dict.fromkeys([*one, *other]):
+        if key == "params":
+            continue
+        if key not in one or key not in other:
+            yield Difference(f"{key} of {what}", _presence(key in one), _presence(key in other))
+        else:
+            yield from _value_differences(f"{key} of {what}", one[key], other[key])
+
+
+def _presence(there: bool) -> str:
+    return "is there" if there else "is missing"
 
 
 def _state_differences(
@@ -75,19 +89,32 @@ def _state_differences(
 ) -> Iterator[Difference]:
     if list(one) != list(other):
         yield Difference(f"states of {what}", str(list(one)), str(list(other)))
-    for key in one.keys() & other.keys():
-        yield from _value_differences(f"{key} of {what}", one[key], other[key])
+    for key in one:
+        if key in other:
+            yield from _value_differences(f"{key} of {what}", one[key], other[key])
 
 
 def _value_differences(what: str, one: object, other: object) -> Iterator[Difference]:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if not same_bits(one, other):
-            yield Difference(what, _summary(one), _summary(other))
-    elif type(one) is not type(other) or one != other:
+            index = _first_different(one, other)
+            yield Difference(what, _summary(one, index), _summary(other, index))
+    # By their text, in which NaN equals itself and zero differs from minus zero.
+    elif type(one) is not type(other) or repr(one) != repr(other):
         yield Difference(what, repr(one), repr(other))
 
 
-def _summary(tensor: torch.Tensor) -> str:
+def _first_different(one: torch.Tensor, other: torch.Tensor) -> int:
+    """Position of the first element whose bytes differ; 0 where the layouts do already."""
+    one, other = local_of(one).detach(), local_of(other).detach()
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return 0
+    different = (_bytes(one) != _bytes(other)).nonzero()
+    return int(different[0]) // one.element_size() if len(different) else 0
+
+
+def _summary(tensor: torch.Tensor, index: int) -> str:
     local = local_of(tensor).detach()
-    head = local.flatten()[:4].tolist()
-    return f"{local.dtype} {tuple(local.shape)} strides {local.stride()} starting {head}"
+    part = local.flatten()[index : index + 4].tolist()
+    layout = f"{local.dtype} {tuple(local.shape)} strides {local.stride()}"
+    return f"{layout} with {part} from element {index} on"

@@ -29,7 +29,7 @@ class CopySchedule(Enum):
     LATEST = "latest"
     """When something that waits for them runs: a missing wait shows as data that is not there."""
     RANDOM = "random"
-    """A random number of the copies that may run, after each verb; seeded."""
+    """A random number of the queued tasks, at random moments; seeded."""
 
 
 @final
@@ -64,8 +64,8 @@ class CpuAsDevice:
     about speed, and an update runs in program order, as the host does: for orders between
     streams see :func:`swap_testkit.check_order`.
 
-    Use of freed memory by an update crashes the process, as CPU tensors do; a copy that touches
-    freed memory raises. With ``poison`` neither crashes: freed and not yet loaded memory is NaN.
+    A copy that touches freed memory raises. An update that does crashes the process, as CPU tensors
+    do; with ``poison`` it computes NaN, since memory is filled instead of freed.
 
     Args:
         schedule: When copies run.
@@ -104,11 +104,17 @@ class CpuAsDevice:
         self.host_allocations = 0
         self._compute = CpuStream("compute")
         self._random = random.Random(seed)
-        self._held: set[int] = set()
+        self._held: dict[int, weakref.finalize[..., torch.UntypedStorage]] = {}
 
     def __deepcopy__(self, memo: dict[int, object]) -> CpuAsDevice:
         """A device is a place: a copied optimizer is on the same one."""
         return self
+
+    def __getstate__(self) -> dict[str, object]:
+        """What is still queued is done before a pickle is made."""
+        for stream in (self.load_stream, self.store_stream):
+            self._run_until(stream, stream.queued)
+        return self.__dict__
 
     # Streams and events.
 
@@ -129,12 +135,12 @@ class CpuAsDevice:
         """Let later tasks of ``stream`` run after ``event``; for the compute stream that is now."""
         target, mark = event.stream, event.mark
         if target is not None:
-            self._queue(stream, lambda: self._run_until(target, mark))
+            # The event itself is a task too, the one after ``mark``.
+            self._queue(stream, lambda: self._run_until(target, mark + 1))
 
     def synchronize(self, event: CpuEvent) -> None:
         """Run everything that ``event`` is after."""
         if event.stream is not None:
-            # The event itself is a task too: with it, its time is known.
             self._run_until(event.stream, event.mark + 1)
 
     def elapsed(self, start: CpuEvent, end: CpuEvent) -> float:
@@ -160,18 +166,16 @@ class CpuAsDevice:
             storage.resize_(nbytes)
             if self.poison:
                 _fill(storage)
-            self._held.add(storage._cdata)
-        self.held_bytes += wanted
+            self._hold(storage, nbytes)
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
         self.restores += 1
 
     def release(self, memory: DeviceMemory) -> None:
         """Give the bytes back."""
-        for storage, nbytes in zip(memory.storages, memory.sizes, strict=True):
+        for storage in memory.storages:
             if storage._cdata not in self._held:
                 continue
-            self._held.remove(storage._cdata)
-            self.held_bytes -= nbytes
+            self._held[storage._cdata]()
             if self.poison:
                 _fill(storage)
             else:
@@ -207,6 +211,15 @@ class CpuAsDevice:
             )
         to.copy_(source)
 
+    def _hold(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """Count a storage until it is released, or gone."""
+        self.held_bytes += nbytes
+        self._held[storage._cdata] = weakref.finalize(storage, self._drop, storage._cdata, nbytes)
+
+    def _drop(self, number: int, nbytes: int) -> None:
+        del self._held[number]
+        self.held_bytes -= nbytes
+
     def _host_freed(self, nbytes: int) -> None:
         self.host_bytes -= nbytes
 
@@ -217,7 +230,7 @@ class CpuAsDevice:
         stream.queued += 1
         if stream is self._compute or self.schedule is CopySchedule.EARLIEST:
             self._run_until(stream, stream.queued)
-        elif self.schedule is CopySchedule.RANDOM:
+        elif self.schedule is CopySchedule.RANDOM and self._random.random() < 0.35:
             for other in (self.load_stream, self.store_stream):
                 self._run_until(other, other.done + self._random.randint(0, len(other.tasks)))
 

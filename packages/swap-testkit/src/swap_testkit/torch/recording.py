@@ -13,7 +13,13 @@ from swap_testkit.recording import RecordingDevice, Region
 from swap_torch import DeviceMemory, TorchSwapDevice, TorchSwapOptimizer, Transfer
 from swap_torch.adapter import TorchStep, UpdateCall
 
-__all__ = ["TorchRecordingDevice", "TorchRegions", "record_updates", "regions_of"]
+__all__ = [
+    "TorchRecordingDevice",
+    "TorchRegions",
+    "host_region_of",
+    "record_updates",
+    "regions_of",
+]
 
 _AnyDevice: TypeAlias = TorchSwapDevice[Any, Any]
 
@@ -31,7 +37,7 @@ class TorchRegions:
 
     def of_transfer(self, transfer: Transfer) -> tuple[Region, Region]:
         """Both tensors, which are contiguous."""
-        return regions_of(transfer.device), regions_of(transfer.host)
+        return regions_of(transfer.device), host_region_of(transfer.host)
 
 
 def regions_of(tensor: torch.Tensor) -> Region:
@@ -39,6 +45,16 @@ def regions_of(tensor: torch.Tensor) -> Region:
     start = int(tensor.storage_offset()) * tensor.element_size()
     end = start + tensor.numel() * tensor.element_size()
     return Region(("storage", tensor.untyped_storage()._cdata), start, end)
+
+
+def host_region_of(tensor: torch.Tensor) -> Region:
+    """The bytes of a dense tensor in host memory.
+
+    By address: a state that ``optimizer.state`` shows has a storage of its own over the bytes that
+    copies read and write. Host memory is not moved while it is used.
+    """
+    start = tensor.data_ptr()
+    return Region("host memory", start, start + tensor.nbytes)
 
 
 @final
