@@ -90,6 +90,8 @@ def tests(session: nox.Session) -> None:
     """Test every distribution, each in its own environment."""
     for distribution in DISTRIBUTIONS:
         session.notify(f"tests-{distribution.name}")
+    session.notify("align")
+    session.notify("downstream")
 
 
 def add_tests_session(distribution: Distribution) -> None:
@@ -107,6 +109,45 @@ def add_tests_session(distribution: Distribution) -> None:
 
 for each in DISTRIBUTIONS:
     add_tests_session(each)
+
+
+@nox.session
+def align(session: nox.Session) -> None:
+    """Train every parallel scenario natively and swapped on gloo; report in build/align."""
+    install(session, (), DISTRIBUTIONS)
+    scenarios = session.posargs or ("--scenario", "all")
+    session.run(
+        *("python", "-m", "swap_testkit", "align", *scenarios),
+        *("--steps", "4", "--swap-times", "4", "--min-numel", "16", "--report", "build/align"),
+    )
+
+
+@nox.session(venv_params=["--system-site-packages"], default=False)
+def align_cards(session: nox.Session) -> None:
+    """Train every scenario on the cards of this machine, with its torch; -- --allow-no-cards."""
+    # --no-deps: torch is the machine's own, built for its cards.
+    session.install("--no-deps", *(distribution.folder for distribution in DISTRIBUTIONS))
+    session.install("matplotlib", "numpy", "rich")
+    session.run(
+        *("python", "-m", "swap_testkit", "cards", "--steps", "8", "--report", "build/align_cards"),
+        *session.posargs,
+    )
+
+
+@nox.session
+def downstream(session: nox.Session) -> None:
+    """Run the tests of a separate project that uses the built wheels."""
+    session.install("build")
+    wheels = Path(session.create_tmp()) / "wheels"
+    shutil.rmtree(wheels, ignore_errors=True)
+    for distribution in DISTRIBUTIONS:
+        session.run(
+            "python", "-m", "build", "--wheel", "--outdir", str(wheels), distribution.folder
+        )
+    session.install("-c", "constraints-dev.txt", *map(str, wheels.iterdir()), "pytest")
+    # In its own folder, with its own settings: nothing of this repository is on the path.
+    session.chdir("examples/downstream_alignment")
+    session.run("pytest", "-c", "pyproject.toml", *session.posargs)
 
 
 @nox.session

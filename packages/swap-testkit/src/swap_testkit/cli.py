@@ -45,6 +45,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_align(commands.add_parser("align", help="compare a model of yours, or scenarios"))
     _add_worker(commands.add_parser("worker", help="one rank of a scenario, under torchrun"))
+    _add_cards(
+        commands.add_parser("cards", help="all scenarios on the accelerators of this machine")
+    )
     listing = commands.add_parser("scenarios", help="list the scenarios")
     listing.set_defaults(run=_list)
     return parser
@@ -80,6 +83,16 @@ def _add_worker(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scenario", metavar="NAME", required=True)
     _add_common(parser)
     parser.set_defaults(run=_work)
+
+
+def _add_cards(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser)
+    parser.add_argument("--report", type=Path, metavar="DIR", help="write JSON and a plot there")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one training")
+    parser.add_argument(
+        "--allow-no-cards", action="store_true", help="succeed on a machine without accelerators"
+    )
+    parser.set_defaults(run=_cards, scenario=["all"], nproc=None)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -125,6 +138,20 @@ def _align(options: argparse.Namespace) -> int:
         files = write_report(alignments, options.report)
         console.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
     return 0 if all(alignment.aligned for alignment in alignments) else 1
+
+
+def _cards(options: argparse.Namespace) -> int:
+    from swap_testkit.torch.run import present_cards
+
+    options.device, count = present_cards()
+    if count == 0:
+        print(
+            "swap_testkit cards: torch finds no accelerator here, so nothing was run. Give "
+            "--allow-no-cards where that is all right."
+        )
+        return 0 if options.allow_no_cards else 1
+    options.nproc = list(range(1, count + 1))
+    return _align(options)
 
 
 def _builder_jobs(options: argparse.Namespace) -> Iterator[_Job]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
@@ -20,7 +19,6 @@ from swap_testkit.torch.launch import launch, process_group
 from swap_testkit.torch.parallel import Parallel, Place, parallelize
 from swap_testkit.torch.record import wrapper
 from swap_testkit.torch.scenarios import OPTIMIZERS, SCENARIOS, Scenario
-from swap_testkit.torch.scenarios.optimizers import HYPER_MODULE
 from swap_testkit.torch.trainer import Job, JobTrainer, Trainer
 
 __all__ = [
@@ -29,6 +27,7 @@ __all__ = [
     "align_scenario",
     "available_optimizers",
     "find_scenarios",
+    "present_cards",
     "this_place",
     "work",
 ]
@@ -146,18 +145,26 @@ def find_scenarios(names: Sequence[str]) -> list[Scenario]:
     return [s for s in SCENARIOS.values() if "all" in names or s.name in names]
 
 
+def present_cards() -> tuple[str, int]:
+    """The type of accelerator that torch finds here, and how many; ``("cpu", 0)`` without."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return "cpu", 0
+    return accelerator.type, torch.accelerator.device_count()
+
+
 def available_optimizers(scenario: Scenario, names: Sequence[str] | None) -> list[str]:
     """The optimizers that a scenario is to run with.
 
     Args:
         scenario: Which.
-        names: Asked for; None: all that run here (HyperParallel's only if its module is imported).
+        names: Asked for; None: all that the scenario runs with.
 
     Raises:
         ValueError: a name is unknown.
     """
     if names is None:
-        return [n for n in scenario.optimizers if n != "hyper-adamw" or HYPER_MODULE in sys.modules]
+        return list(scenario.optimizers)
     for name in names:
         if name not in OPTIMIZERS:
             raise ValueError(f"optimizer {name!r} is unknown; there are: {', '.join(OPTIMIZERS)}.")

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import torch
 from torch.optim.optimizer import ParamsT
 
+from swap_testkit.torch.hyper_standin import HYPER_MODULE, install
 from swap_testkit.torch.trainer import OptimizerFactory
 
-__all__ = ["HYPER_MODULE", "OPTIMIZERS"]
-
-HYPER_MODULE = "hyper_parallel.core.optimizer.adamw"
+__all__ = ["OPTIMIZERS"]
 
 
 def _adam(params: ParamsT) -> torch.optim.Optimizer:
@@ -32,13 +32,12 @@ def _adamw_fused(params: ParamsT) -> torch.optim.Optimizer:
 
 
 def _hyper_adamw(params: ParamsT) -> torch.optim.Optimizer:
-    """HyperParallel's, if its module is there: the real one, or what a test put in its place."""
-    module = sys.modules.get(HYPER_MODULE)
-    if module is None:
-        raise ImportError(
-            f"The optimizer 'hyper-adamw' needs {HYPER_MODULE}, which is not imported. Install "
-            f"HyperParallel and import that module before."
-        )
+    """HyperParallel's if it is installed, else a stand-in of its interface."""
+    try:
+        module = import_module(HYPER_MODULE)
+    except ImportError:
+        install()
+        module = sys.modules[HYPER_MODULE]
     optimizer: torch.optim.Optimizer = vars(module)["AdamW"](params, lr=1e-2)
     return optimizer
 
