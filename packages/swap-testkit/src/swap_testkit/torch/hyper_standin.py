@@ -58,7 +58,7 @@ def adamw(
 class AdamW(torch.optim.Optimizer):
     """AdamW with a step per group."""
 
-    def __init__(self, params: ParamsT, lr: float = 1e-3, **options: Any) -> None:
+    def __init__(self, params: ParamsT, lr: float = 1e-3, **options: object) -> None:
         defaults = {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
         flags = {"amsgrad": False, "maximize": False}
         super().__init__(params, {**defaults, **flags, **options})
