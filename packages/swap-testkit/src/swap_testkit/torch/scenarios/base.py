@@ -33,7 +33,7 @@ class Scenario:
     about: str
     worlds: tuple[int, ...]
     build: Callable[[Place, OptimizerFactory], Trainer]
-    optimizers: tuple[str, ...] = ("adam", "adam-amsgrad", "adamw", "adamw-fused", "hyper-adamw")
+    optimizers: tuple[str, ...] = ("adam", "adamw", "adamw-fused", "hyper-adamw")
 
 
 class LmTrainer:
