@@ -29,7 +29,9 @@ PUBLIC = [
     "swap_optimizer",
 ]
 
-OBJECTS = {name: getattr(swap_torch, name) for name in PUBLIC if name != "__version__"}
+OBJECTS = {
+    name: inspect.unwrap(getattr(swap_torch, name)) for name in PUBLIC if name != "__version__"
+}
 
 
 def _functions(name: str, obj: object) -> Iterator[tuple[str, Callable[..., Any]]]:

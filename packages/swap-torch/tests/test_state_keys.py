@@ -112,7 +112,7 @@ def test_report_before_and_after_birth(
     assert (after.swapped_bytes, after.resident_bytes) == (2 * 160, 2 * 12)
     assert (before.batches, after.batches) == (0, 1)  # a snapshot does not change
     assert after.last_step is not None
-    assert "2 states: it has fewer elements than min_numel" in str(after)
+    assert "2 of the states: it has fewer elements than min_numel" in str(after)
 
 
 def test_named_parameters_are_named() -> None:
