@@ -82,7 +82,7 @@ def inputs_from(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("--steps", type=whole, default=200, help="training steps of each run")
+    add("--steps", type=whole, default=120, help="training steps of each run")
     add("--layers", type=whole, default=4, help="transformer blocks")
     add("--width", type=width, default=128, help=f"of the model, a multiple of {HEAD}")
     add("--optimizer", choices=OPTIMIZERS, default="adamw", help="of torch.optim")
