@@ -286,3 +286,12 @@ def test_a_sparse_gradient(optimizer_class: Any, steps_before: int, packed: bool
     refused(optimizer.step, RuntimeError, words, optimizer)
     embedding.weight.grad = None
     optimizer.step()
+
+
+@pytest.mark.parametrize("config", [{"swap_times": 4}, {}, 16])
+def test_a_config_of_another_type(config: Any) -> None:
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])
+    with pytest.raises(ValueError, match="give a SwapOptimizerConfig") as refusal:
+        swap_optimizer(optimizer, config)
+    assert f"config={config!r}" in str(refusal.value)
+    assert type(optimizer) is torch.optim.AdamW

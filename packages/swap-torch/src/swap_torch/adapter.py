@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 from weakref import ref
 
@@ -74,6 +75,9 @@ class UpdateCall:
         if isinstance(self.grads, slice):
             return step.grads[self.grads]
         return [step.grads[index] for index in self.grads]
+
+
+_is_sparse = attrgetter("is_sparse")
 
 
 class TorchSwapAdapter(OptimizerSwapAdapter[torch.Tensor, TorchStep, UpdateCall]):
@@ -151,7 +155,7 @@ class TorchSwapAdapter(OptimizerSwapAdapter[torch.Tensor, TorchStep, UpdateCall]
             options=tuple([self.plan_options(group) for group in groups]),
             grads=[grad for group in grads for grad in group if grad is not None],
         )
-        if any(grad.is_sparse for grad in step.grads):
+        if any(map(_is_sparse, step.grads)):
             self._refuse_sparse(step)
         return step
 

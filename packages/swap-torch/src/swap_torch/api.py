@@ -59,6 +59,11 @@ def swap_optimizer(
             f"swap_optimizer: {optimizer!r} swaps already. Wrap it once; to change the config, "
             f"make the optimizer anew and load its state dict."
         )
+    if config is not None and not isinstance(config, SwapOptimizerConfig):
+        raise ValueError(
+            f"swap_optimizer: config={config!r} is not accepted; give a SwapOptimizerConfig, such "
+            f"as SwapOptimizerConfig(swap_times=32), or None."
+        )
     _refuse_replaced_step(optimizer)
     engine = make_engine(optimizer, config or SwapOptimizerConfig(), device)
     engine.adopt(optimizer.state)

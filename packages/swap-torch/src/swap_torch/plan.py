@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import is_
 from typing import Any, TypeAlias
 
@@ -67,7 +68,7 @@ class Plan:
     def holds_states_of(self, state: OptimizerState) -> bool:
         """Tell whether the states are the very objects that were planned."""
         return _same(list(map(state.get, self.active)), self.entries) and _same(
-            [value for entry in self.entries for value in entry.values()], self.values
+            [*chain.from_iterable(map(dict.values, self.entries))], self.values
         )
 
     def has_parameters_of(self, step: TorchStep) -> bool:
