@@ -104,11 +104,24 @@ def _shard_block(block: nn.Module, mesh: DeviceMesh) -> None:
     parallelize_module(block, mesh, _block_plan(sequence=False))
 
 
+_MIXED = ("adam", "adamw")
+"""Native fused kernels refuse a list that has DTensors and plain tensors."""
+
 SCENARIOS = (
-    Scenario("tp", "tensor parallel; DTensors and plain tensors", (2, 4), partial(_tensor, False)),
+    Scenario(
+        "tp",
+        "tensor parallel; DTensors and plain tensors",
+        (2, 4),
+        partial(_tensor, False),
+        _MIXED,
+    ),
     Scenario("tp-sp", "tensor and sequence parallel", (2, 4), partial(_tensor, True)),
     Scenario("fsdp-tp", "FSDP2 and tensor and sequence parallel, 2x2", (4,), _fsdp_tensor),
     Scenario(
-        "two-meshes", "DTensors of two meshes and plain tensors in one optimizer", (4,), _two_meshes
+        "two-meshes",
+        "DTensors of two meshes and plain tensors in one optimizer",
+        (4,),
+        _two_meshes,
+        _MIXED,
     ),
 )
