@@ -18,6 +18,7 @@ import torch
 from swap_core import SwapOptimizerConfig, UnsupportedOptimizerError
 from swap_torch.adam import TorchAdamBaseAdapter
 from swap_torch.adapter import Group, Kernel, UpdateCall
+from swap_torch.sharding import local_of
 
 __all__ = ["TorchHyperAdamWAdapter"]
 
@@ -68,8 +69,14 @@ class TorchHyperAdamWAdapter(TorchAdamBaseAdapter):
         return ()
 
     def template(self, param: torch.Tensor) -> torch.Tensor:
-        """States are like the gradient, as natively."""
-        return param if param.grad is None else param.grad
+        """States are like the gradient, as natively.
+
+        Not if its placement is another than the parameter's: the update is done in the latter.
+        """
+        grad = param.grad
+        if grad is None or local_of(grad).shape != local_of(param).shape:
+            return param
+        return grad
 
     def new_counters(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         """None."""
