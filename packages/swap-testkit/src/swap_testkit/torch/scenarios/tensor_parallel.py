@@ -107,10 +107,14 @@ def _shard_block(block: nn.Module, mesh: DeviceMesh) -> None:
 _MIXED = ("adam", "adamw")
 """Native fused kernels refuse a list that has DTensors and plain tensors."""
 
-_REDISTRIBUTED = ("adam", "adamw", "adamw-fused")
-"""HyperParallel's AdamW makes states like the gradient. The embedding's gradient is replicated here
-and its parameter sharded, and torch then writes the states' update to a redistributed copy: the
-native moments stay zero, so there is nothing to be equal to."""
+_REDISTRIBUTED = ("adamw", "adamw-fused")
+"""Here gradients have other placements than their parameters. Two optimizers have no equal:
+
+- Adam with coupled weight decay adds the decay to a Partial gradient before it is reduced, and a
+  swapped one after: the last bits differ (docs/coverage.md, known differences).
+- HyperParallel's AdamW makes states like the gradient, and torch then writes their update to a
+  redistributed copy: the native moments stay zero.
+"""
 
 SCENARIOS = (
     Scenario(
