@@ -14,92 +14,13 @@ from torch.optim import Optimizer
 
 from swap_core import UnsupportedOptimizerError
 from swap_testkit.torch import CpuAsDevice, differences
+from swap_testkit.torch.hyper_standin import HYPER_MODULE as NAME
+from swap_testkit.torch.hyper_standin import AdamW, adamw
 from swap_torch import SwapOptimizerConfig, is_swap_optimizer, swap_optimizer
 from swap_torch.hyper import TorchHyperAdamWAdapter
 
-NAME = "hyper_parallel.core.optimizer.adamw"
 WAYS = [(True, 1), (True, 3), (False, 2), (False, 100)]
 SHAPES = [(3, 5), (), (40,), (7, 2)]
-
-
-def adamw(
-    params: list[torch.Tensor],
-    grads: list[torch.Tensor],
-    exp_avgs: list[torch.Tensor],
-    exp_avg_sqs: list[torch.Tensor],
-    max_exp_avg_sqs: list[torch.Tensor],
-    step: int,
-    *,
-    amsgrad: bool,
-    beta1: float,
-    beta2: float,
-    lr: float,
-    weight_decay: float,
-    eps: float,
-    maximize: bool,
-) -> None:
-    """Update all parameters by one call of the fused kernel, with one step for all."""
-    shared = torch.tensor(step, dtype=torch.int64, device=params[0].device)
-    torch._fused_adamw_(
-        params,
-        grads,
-        exp_avgs,
-        exp_avg_sqs,
-        max_exp_avg_sqs,
-        [shared] * len(params),
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=weight_decay,
-        eps=eps,
-        amsgrad=amsgrad,
-        maximize=maximize,
-    )
-
-
-class AdamW(Optimizer):
-    """Counts steps in the group; has no counter per parameter; makes states like gradients."""
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-        amsgrad: bool = False,
-        maximize: bool = False,
-    ) -> None:
-        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {**options, "amsgrad": amsgrad, "maximize": maximize})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        assert closure is None
-        for group in self.param_groups:
-            group["step"] = (group.get("step") or 0) + 1
-            keys = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else [])]
-            params = [p for p in group["params"] if p.grad is not None]
-            for p in params:
-                if not self.state[p]:
-                    self.state[p].update({key: torch.zeros_like(p.grad) for key in keys})
-            if params:
-                sys.modules[NAME].adamw(
-                    params,
-                    [p.grad for p in params],
-                    [self.state[p]["exp_avg"] for p in params],
-                    [self.state[p]["exp_avg_sq"] for p in params],
-                    [self.state[p]["max_exp_avg_sq"] for p in params if group["amsgrad"]],
-                    group["step"],
-                    amsgrad=group["amsgrad"],
-                    beta1=group["betas"][0],
-                    beta2=group["betas"][1],
-                    lr=group["lr"],
-                    weight_decay=group["weight_decay"],
-                    eps=group["eps"],
-                    maximize=group["maximize"],
-                )
-        return None
 
 
 @pytest.fixture(autouse=True)

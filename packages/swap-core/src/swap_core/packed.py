@@ -75,8 +75,6 @@ class PackedPipeline(
             batch.to_host()
 
     def _restore_arenas(self, batches: int) -> None:
-        # What a failed release left held is released before it is held again, and counted once.
-        self._give_back()
         ring = len(self._arenas)
         for number, (arena, nbytes) in enumerate(self._arenas):
             members = ", ".join(map(str, range(number, batches, ring)[:3])) or "none"
@@ -84,9 +82,6 @@ class PackedPipeline(
             self._held += 1
 
     def _release_all(self, batches: Sequence[Batch[EventT, MemoryT, TransferT]]) -> None:
-        self._give_back()
-
-    def _give_back(self) -> None:
         while self._held:
             self._release(*self._arenas[self._held - 1])
             self._held -= 1

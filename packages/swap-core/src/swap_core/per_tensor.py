@@ -44,8 +44,6 @@ class PerTensorPipeline(
         meanwhile: Callable[[], None],
     ) -> None:
         device = self._device
-        # What a failed release left held is released before it is held again, and counted once.
-        self._release_all(batches)
         self._fetch(compute, batches[0], len(batches))
         meanwhile()
         device.record(self.meanwhile_done, compute)

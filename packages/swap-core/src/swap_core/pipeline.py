@@ -75,6 +75,8 @@ class Pipeline(ABC, Generic[StreamT, EventT, MemoryT, TransferT]):
         """
         compute = self._device.compute_stream()
         try:
+            # What a failed release left held is released before it is held again.
+            self._release_all(batches)
             self._run(compute, batches, update, meanwhile)
         except BaseException as error:
             self._recover(compute, batches, error)

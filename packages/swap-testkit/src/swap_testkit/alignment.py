@@ -139,7 +139,7 @@ def compare_runs(
 def _loss_mismatches(
     native: RunRecord, swapped: RunRecord, tolerance: Tolerance, rank: int
 ) -> list[Mismatch]:
-    pairs = list(zip(native.losses, swapped.losses, strict=True))
+    pairs = zip(native.losses, swapped.losses, strict=True)
     for step, (one, other) in enumerate(pairs):
         difference = worst_difference(_scalar(one), _scalar(other), tolerance)
         if difference is not None:

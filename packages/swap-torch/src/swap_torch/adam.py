@@ -24,7 +24,12 @@ from swap_core import SwapOptimizerConfig, UnknownStateKeyError, UnsupportedOpti
 from swap_torch.adapter import Group, Kernel, TorchStep, TorchSwapAdapter, UpdateCall
 from swap_torch.sharding import local_of
 
-__all__ = ["TorchAdamBaseAdapter", "TorchNativeAdamAdapter", "TorchNativeAdamWAdapter"]
+__all__ = [
+    "TorchAdamBaseAdapter",
+    "TorchNativeAdamAdapter",
+    "TorchNativeAdamWAdapter",
+    "hyper_parameters",
+]
 
 
 class TorchAdamBaseAdapter(TorchSwapAdapter):
@@ -133,7 +138,6 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
     def update(self, group: Group, call: UpdateCall, grads: list[torch.Tensor]) -> None:
         """Call torch's functional."""
         kernel, states = call.kernel, call.states
-        beta1, beta2 = group["betas"]
         maxima = states.get("max_exp_avg_sq", [])
         adam(
             call.params,
@@ -151,13 +155,7 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
             found_inf=vars(self.optimizer).get("found_inf"),
             has_complex=kernel.has_complex,
             decoupled_weight_decay=group["decoupled_weight_decay"],
-            amsgrad=group["amsgrad"],
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=group["maximize"],
+            **hyper_parameters(group),
         )
 
 
@@ -205,6 +203,13 @@ _INSTEAD = {
     "capturable": "set capturable=False: a captured graph cannot hold the copies from host memory",
     "differentiable": "set differentiable=False: states that move cannot carry gradients",
 }
+
+
+def hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What the functions of all kinds of Adam take by name, as it is in ``group`` now."""
+    beta1, beta2 = group["betas"]
+    names = ("amsgrad", "lr", "weight_decay", "eps", "maximize")
+    return {"beta1": beta1, "beta2": beta2, **{name: group[name] for name in names}}
 
 
 def _steps_as(optimizer: torch.optim.Optimizer, base: type[torch.optim.Optimizer]) -> bool:

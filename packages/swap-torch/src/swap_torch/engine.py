@@ -17,13 +17,12 @@ from swap_core import (
     StepTimes,
     SwapOptimizerConfig,
     SwapReport,
-    UpdateUnit,
     step_times,
 )
 from swap_torch.adapter import TorchStep, TorchSwapAdapter
 from swap_torch.device import AnyTorchDevice
 from swap_torch.eligibility import Eligibility
-from swap_torch.plan import Lane, Plan
+from swap_torch.plan import Lane, Plan, same_groups
 from swap_torch.planner import Planner
 from swap_torch.states import OptimizerState, StateTable
 
@@ -94,16 +93,7 @@ class SwapEngine:
         """
         self.settle()
         self._plans.clear()
-        groups = self.adapter.optimizer.param_groups
-        self._table.admit(
-            [
-                UpdateUnit(param, index, 0, ())
-                for index, group in enumerate(groups)
-                for param in group["params"]
-                if state.get(param)
-            ],
-            state,
-        )
+        self._table.adopt(state)
 
     def warn_if_nothing_swaps(self) -> None:
         """Warn, once, when no state of any parameter can ever swap, and say why."""
@@ -157,7 +147,7 @@ class SwapEngine:
         self.settle()
         self._latest = ()
         params = [list(members) for members in step.params]
-        replaced = not _same_objects(params, self._params)
+        replaced = not same_groups(params, self._params)
         if replaced or not all(plan.holds_states_of(state) for plan in self._plans.values()):
             self._plans.clear()
             self._planner.forget()
@@ -204,12 +194,6 @@ class SwapEngine:
             update_after_store=not self.packed,
             meanwhile=seconds(lane.pipeline.meanwhile_done),
         )
-
-
-def _same_objects(one: list[list[torch.Tensor]], other: list[list[torch.Tensor]]) -> bool:
-    return [list(map(id, members)) for members in one] == [
-        list(map(id, members)) for members in other
-    ]
 
 
 def _nothing() -> None:

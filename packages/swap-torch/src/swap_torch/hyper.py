@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 
 from swap_core import SwapOptimizerConfig, UnsupportedOptimizerError
-from swap_torch.adam import TorchAdamBaseAdapter
+from swap_torch.adam import TorchAdamBaseAdapter, hyper_parameters
 from swap_torch.adapter import Group, Kernel, UpdateCall
 from swap_torch.sharding import local_of
 
@@ -100,7 +100,6 @@ class TorchHyperAdamWAdapter(TorchAdamBaseAdapter):
     def update(self, group: Group, call: UpdateCall, grads: list[torch.Tensor]) -> None:
         """Call the module's function with the group's counter as the one step of all."""
         states = call.states
-        beta1, beta2 = group["betas"]
         self._adamw(
             call.params,
             grads,
@@ -108,13 +107,7 @@ class TorchHyperAdamWAdapter(TorchAdamBaseAdapter):
             states["exp_avg_sq"],
             states.get("max_exp_avg_sq", []),
             group["step"],
-            amsgrad=group["amsgrad"],
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=group["maximize"],
+            **hyper_parameters(group),
         )
 
 

@@ -17,7 +17,7 @@ from swap_torch.device import AnyTorchDevice, DeviceMemory, Transfer
 from swap_torch.sharding import local_gradients, local_of
 from swap_torch.states import OptimizerState
 
-__all__ = ["Lane", "Plan", "TorchBatch", "TorchPipeline"]
+__all__ = ["Lane", "Plan", "TorchBatch", "TorchPipeline", "same_groups"]
 
 TorchBatch: TypeAlias = Batch[Any, DeviceMemory, Transfer]
 TorchPipeline: TypeAlias = Pipeline[Any, Any, DeviceMemory, Transfer]
@@ -73,14 +73,19 @@ class Plan:
 
     def has_parameters_of(self, step: TorchStep) -> bool:
         """Tell whether the optimizer's parameters are the very objects that were planned."""
-        return len(step.params) == len(self.group_params) and all(
-            map(_same, step.params, self.group_params)
-        )
+        return same_groups(step.params, self.group_params)
 
     def localize(self, step: TorchStep) -> None:
         """Replace the step's gradients by local ones with their parameters' placement."""
         if self.locals:
             step.grads = local_gradients(self.active, step.grads)
+
+
+def same_groups(
+    found: Sequence[Sequence[torch.Tensor]], known: Sequence[Sequence[torch.Tensor]]
+) -> bool:
+    """Tell whether two lists of groups hold the very same parameters, in the same order."""
+    return len(found) == len(known) and all(map(_same, found, known))
 
 
 def _same(found: Sequence[object], planned: Sequence[object]) -> bool:

@@ -170,6 +170,10 @@ class StateTable:
         if homes:
             self._free_segments()
 
+    def adopt(self, state: OptimizerState) -> None:
+        """Move states that exist, of whatever parameter, to where they belong."""
+        self.admit([unit for unit in self._all_units() if state.get(unit.param)], state)
+
     def part_with_all_but(self, params: Iterable[torch.Tensor]) -> None:
         """Drop what is known of parameters that left the optimizer.
 
