@@ -180,6 +180,31 @@ def test_holds_nothing_and_goes_on_when_the_way_back_fails_too(
     assert rig.ledger.updates == 1
 
 
+@KINDS
+@pytest.mark.parametrize("interrupts", [1, 3])
+@pytest.mark.parametrize("after_the_work", [False, True], ids=["before", "after"])
+def test_loses_and_holds_nothing_when_the_way_back_is_interrupted(
+    recording: ModuleType, kind: str, interrupts: int, after_the_work: bool
+) -> None:
+    def rig_with_error(first: int, extra: range) -> Any:
+        rig = recording.Rig(kind, SIZES)
+        rig.device.error = KeyboardInterrupt("planted")
+        rig.device.fails = lambda number, call: number == first or number in extra
+        rig.device.fails_after_the_work = after_the_work
+        with pytest.raises(KeyboardInterrupt):
+            rig.run()
+        return rig
+
+    for first in places(recording, kind, "update"):
+        undisturbed = len(rig_with_error(first, range(0)).device.calls)
+        for start in range(first + 1, undisturbed):
+            rig = rig_with_error(first, range(start, start + interrupts))
+            assert rig.values() == rig.expected()
+            assert rig.residencies() == {Residency.HOST}
+            assert rig.device.held == []
+            assert rig.ledger.device_bytes == 0
+
+
 OUT_OF_MEMORY = {
     ("packed", "arena 1"): "staging arena 1 (batches 1, 3, …) (90 bytes)",
     ("per tensor", "batch 3"): "batch 3 of 5 (80 bytes)",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -149,3 +150,10 @@ def twins() -> Callable[..., Twins]:
 def train() -> Callable[..., None]:
     """:func:`train_twins`."""
     return train_twins
+
+
+@pytest.fixture
+def foreach_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make foreach=None mean foreach on the CPU, as it does on accelerators."""
+    module = sys.modules["torch.optim.optimizer"]  # torch.optim does not show it
+    monkeypatch.setattr(module, "_get_foreach_kernels_supported_devices", lambda: ["cpu"])

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Generic, NoReturn, TypeVar
 
 from swap_core.batch import Batch
@@ -31,6 +32,8 @@ StreamT = TypeVar("StreamT")
 EventT = TypeVar("EventT")
 MemoryT = TypeVar("MemoryT")
 TransferT = TypeVar("TransferT")
+
+_INTERRUPTS_BORNE = 3
 
 Update = Callable[[int], None]
 """Queue the update of the batch with this index on the compute stream."""
@@ -144,28 +147,34 @@ class Pipeline(ABC, Generic[StreamT, EventT, MemoryT, TransferT]):
         A batch on the device may be updated in part, and its parameters with it: its states go to
         the host, so that they belong to those parameters. A loaded batch was not touched: its
         load is given up.
+
+        Who waits for this may interrupt it: each part is then done again, and the first error
+        raised in the end.
         """
         lost = {batch.index for batch in batches if not self._stored_again(compute, batch)}
         try:
-            self._join(compute, batches[0])
+            _despite_interrupts(partial(self._join, compute, batches[0]))
         except Exception:  # noqa: BLE001  # whatever it is, memory must be given back
             lost |= {batch.index for batch in batches if batch.residency is Residency.STORING}
         for batch in batches:
             if batch.residency is not Residency.HOST:
                 batch.to_host()
         try:
-            self._release_all(batches)
+            _despite_interrupts(partial(self._release_all, batches))
         finally:
             if lost:
                 self._raise_lost(sorted(lost), len(batches), error)
 
     def _stored_again(self, compute: StreamT, batch: Batch[EventT, MemoryT, TransferT]) -> bool:
         """Store a batch that is on the device; tell whether its states will be on the host."""
-        if batch.residency is not Residency.DEVICE:
-            return True
+
+        def store() -> None:
+            if batch.residency is Residency.DEVICE:
+                self._device.record(batch.updated, compute)
+                self._store(batch)
+
         try:
-            self._device.record(batch.updated, compute)
-            self._store(batch)
+            _despite_interrupts(store)
         except Exception:  # noqa: BLE001  # whatever it is, the others must be saved
             batch.to_storing()
             return False
@@ -187,6 +196,18 @@ class Pipeline(ABC, Generic[StreamT, EventT, MemoryT, TransferT]):
             f"not even on a second attempt: their states on the host are older than their "
             f"parameters. Go on from a checkpoint. (First error: {error!r})"
         ) from error
+
+
+def _despite_interrupts(action: Callable[[], None]) -> None:
+    """Run ``action``, from its beginning again if it is interrupted, such as with Ctrl-C."""
+    for _ in range(_INTERRUPTS_BORNE):
+        try:
+            return action()
+        except Exception:
+            raise
+        except BaseException:  # noqa: BLE001  # the error that this follows is raised
+            continue
+    return action()
 
 
 def restore_or_explain(

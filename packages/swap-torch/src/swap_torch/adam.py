@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.optim.Adam and AdamW.
 
-The arithmetic is torch's own functional :func:`torch.optim.adam.adam`, called on one batch at a
-time: the same kernels in the same order per element, hence the same bits.
+The arithmetic is torch's own: its functional :func:`torch.optim.adam.adam`, or the kernels that it
+would call (see :mod:`swap_torch.kernels`), on one batch at a time: the same kernels in the same
+order per element, hence the same bits.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.optim.optimizer import (
 
 from swap_core import SwapOptimizerConfig, UnknownStateKeyError, UnsupportedOptionError
 from swap_torch.adapter import Group, Kernel, TorchStep, TorchSwapAdapter, UpdateCall
+from swap_torch.kernels import AdamLists, AdamOptions, agrees, direct_adam
 from swap_torch.sharding import local_of
 
 __all__ = [
@@ -136,9 +138,15 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
         """Nothing: counters are per parameter, and the kernels advance them."""
 
     def update(self, group: Group, call: UpdateCall, grads: list[torch.Tensor]) -> None:
-        """Call torch's functional."""
+        """Call torch's kernels, or its functional where that has more to do than call them."""
         kernel, states = call.kernel, call.states
         maxima = states.get("max_exp_avg_sq", [])
+        direct = self._direct_options(group, call)
+        if direct is not None:
+            firsts, seconds, steps = states["exp_avg"], states["exp_avg_sq"], states["step"]
+            lists = AdamLists(call.params, grads, firsts, seconds, maxima, steps, call.counters)
+            direct_adam(lists, direct, _numbers(group))
+            return
         adam(
             call.params,
             grads,
@@ -157,6 +165,25 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
             decoupled_weight_decay=group["decoupled_weight_decay"],
             **hyper_parameters(group),
         )
+
+    def _direct_options(self, group: Group, call: UpdateCall) -> AdamOptions | None:
+        """How to call the kernels directly; None if the functional is to be called."""
+        kernel = call.kernel
+        if not call.uniform or kernel.has_complex or not (kernel.fused or kernel.foreach):
+            return None
+        if any(isinstance(number, torch.Tensor) for number in _numbers(group).values()):
+            return None
+        if {"grad_scale", "found_inf"} & vars(self.optimizer).keys():
+            return None
+        options = AdamOptions(
+            fused=kernel.fused,
+            amsgrad=group["amsgrad"],
+            maximize=group["maximize"],
+            decays=group["weight_decay"] != 0,
+            decoupled=group["decoupled_weight_decay"],
+        )
+        param = call.params[0]
+        return options if agrees(options, param.device, param.dtype) else None
 
 
 @final
@@ -207,8 +234,13 @@ _INSTEAD = {
 
 def hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
     """What the functions of all kinds of Adam take by name, as it is in ``group`` now."""
+    return {**_numbers(group), "amsgrad": group["amsgrad"], "maximize": group["maximize"]}
+
+
+def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of :func:`hyper_parameters` that are numbers."""
     beta1, beta2 = group["betas"]
-    names = ("amsgrad", "lr", "weight_decay", "eps", "maximize")
+    names = ("lr", "eps", "weight_decay")
     return {"beta1": beta1, "beta2": beta2, **{name: group[name] for name in names}}
 
 

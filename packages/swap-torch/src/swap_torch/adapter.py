@@ -69,6 +69,10 @@ class UpdateCall:
     states: Mapping[str, list[torch.Tensor]]
     """For each key (counters too) the states of ``params``, in order."""
     kernel: Kernel
+    uniform: bool
+    """Whether all of ``params`` have one device and one dtype."""
+    counters: torch.Tensor | None
+    """One 1-D tensor over the counters of ``params``, if they lie side by side on the CPU."""
 
     def gradients_in(self, step: TorchStep) -> list[torch.Tensor]:
         """The gradients of ``params``, in order."""

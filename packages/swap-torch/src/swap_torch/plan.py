@@ -14,7 +14,7 @@ import torch
 from swap_core import Batch, Pipeline
 from swap_torch.adapter import TorchStep, UpdateCall
 from swap_torch.device import AnyTorchDevice, DeviceMemory, Transfer
-from swap_torch.sharding import local_gradients, local_of
+from swap_torch.sharding import local_gradients, locals_of
 from swap_torch.states import OptimizerState
 
 __all__ = ["Lane", "Plan", "TorchBatch", "TorchPipeline", "same_groups"]
@@ -61,15 +61,22 @@ class Plan:
         """Tell whether parameters, shards and states are the very objects that were planned."""
         return (
             self.has_parameters_of(step)
-            and (not self.locals or _same([local_of(p) for p in self.active], self.locals))
+            and (not self.locals or _same(locals_of(self.active), self.locals))
             and self.holds_states_of(state)
         )
 
     def holds_states_of(self, state: OptimizerState) -> bool:
         """Tell whether the states are the very objects that were planned."""
-        return _same(list(map(state.get, self.active)), self.entries) and _same(
+        return self._has_entries_of(state) and _same(
             [*chain.from_iterable(map(dict.values, self.entries))], self.values
         )
+
+    def _has_entries_of(self, state: OptimizerState) -> bool:
+        # Mostly all parameters are active, in the order in which their states were born; that is
+        # seen without hashing a parameter, which is a call into Python each.
+        if _same([*state.keys()], self.active) and _same([*state.values()], self.entries):
+            return True
+        return _same(list(map(state.get, self.active)), self.entries)
 
     def has_parameters_of(self, step: TorchStep) -> bool:
         """Tell whether the optimizer's parameters are the very objects that were planned."""

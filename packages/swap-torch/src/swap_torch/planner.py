@@ -145,18 +145,26 @@ class Planner:
         """Bind one call per group. ``on_device`` maps what ``state`` shows to what is computed."""
         groups = self._adapter.optimizer.param_groups
         for index, members in _by_group(units):
-            keys = (*self._adapter.counter_keys(), *self._adapter.state_keys(groups[index]))
+            counters = self._adapter.counter_keys()
+            keys = (*counters, *self._adapter.state_keys(groups[index]))
             shown = {key: [state[unit.param][key] for unit in members] for key in keys}
+            params = [local_of(unit.param) for unit in members]
             yield UpdateCall(
                 group_index=index,
-                params=[local_of(unit.param) for unit in members],
+                params=params,
                 grads=_positions(members),
                 states={
                     key: [on_device.get(tensor, local_of(tensor)) for tensor in tensors]
                     for key, tensors in shown.items()
                 },
                 kernel=kernels[index],
+                uniform=len({(param.device, param.dtype) for param in params}) == 1,
+                counters=self._row(*[shown[key] for key in counters]),
             )
+
+    def _row(self, *counters: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """One tensor over the counters, for optimizers with one counter per parameter."""
+        return self._table.counters.row_of(counters[0]) if len(counters) == 1 else None
 
 
 def _positions(units: Sequence[TorchUnit]) -> slice | tuple[int, ...]:

@@ -12,15 +12,20 @@ each call (8 us each, 816 parameters and three tensors each make 20 ms).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from operator import is_
+from itertools import chain
+from operator import attrgetter, is_
 
 import torch
 
-__all__ = ["is_sharded", "local_gradients", "local_of", "wrap_like"]
+__all__ = ["is_sharded", "local_gradients", "local_of", "locals_of", "wrap_like"]
 
 _HYPER_NAME = "hyper_parallel.core.dtensor.dtensor.DTensor"
+
+
+_LOCAL: Callable[[torch.Tensor], torch.Tensor] = attrgetter("_local_tensor")
+_SPEC: Callable[[torch.Tensor], object] = attrgetter("_spec")
 
 
 class _Wrapper(Enum):
@@ -63,6 +68,17 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return local
 
 
+def locals_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """:func:`local_of` each, faster where all are torch's DTensors."""
+    if _all_dtensors(tensors):
+        return list(map(_LOCAL, tensors))
+    return list(map(local_of, tensors))
+
+
+def _all_dtensors(tensors: Iterable[torch.Tensor]) -> bool:
+    return all(_wrapper_of(kind) is _Wrapper.DTENSOR for kind in set(map(type, tensors)))
+
+
 def wrap_like(like: torch.Tensor, local: torch.Tensor, *, state_exists: bool) -> torch.Tensor:
     """Wrap the values of a state.
 
@@ -95,8 +111,10 @@ def local_gradients(
         params: Sharded and plain parameters, mixed.
         grads: Their gradients, in the same order.
     """
-    if all(map(is_, map(_spec_of, params), map(_spec_of, grads))):
-        return [local_of(grad) for grad in grads]
+    spec_of = _SPEC if _all_dtensors(chain(params, grads)) else _spec_of
+    have, want = list(map(spec_of, grads)), list(map(spec_of, params))
+    if all(map(is_, have, want)) or all(map(_same_placement, have, want)):
+        return locals_of(grads)
     return [_local_gradient(param, grad) for param, grad in zip(params, grads, strict=True)]
 
 
@@ -107,13 +125,16 @@ def _spec_of(tensor: torch.Tensor) -> object:
 
 
 def _local_gradient(param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-    have, want = _spec_of(grad), _spec_of(param)
-    if have is not None and want is not None and not _same_placement(have, want):
+    if not _same_placement(_spec_of(grad), _spec_of(param)):
         mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]
         grad = grad.redistribute(mesh, placements)  # type: ignore[attr-defined]
     return local_of(grad)
 
 
 def _same_placement(one: object, other: object) -> bool:
+    """Whether two specs agree; so does what has none, which nothing can redistribute."""
+    if one is other or one is None or other is None:
+        return True
     a, b = vars(one), vars(other)
-    return one is other or (a["placements"] == b["placements"] and a["mesh"] == b["mesh"])
+    placements = a["placements"] is b["placements"] or a["placements"] == b["placements"]
+    return placements and (a["mesh"] is b["mesh"] or a["mesh"] == b["mesh"])

@@ -18,6 +18,7 @@ import torch
 
 from swap_core import Ledger, StateReport, StayReason, SwapInternalError, SwapSlot, UpdateUnit
 from swap_torch.adapter import TorchSwapAdapter, TorchUnit, owner_name
+from swap_torch.counters import CounterTable
 from swap_torch.device import AnyTorchDevice
 from swap_torch.eligibility import Eligibility
 from swap_torch.host import HostPool, own_storage_view
@@ -118,6 +119,7 @@ class StateTable:
         self._ledger = ledger
         self._pools: dict[torch.device, HostPool] = {}
         self._swapped: dict[torch.Tensor, dict[str, SwappedState]] = {}
+        self.counters = CounterTable()
         self._orphans: list[SwappedState] = []
         """States of parameters that left, until the next ``admit``."""
 
@@ -166,6 +168,7 @@ class StateTable:
                 state[unit.param].update(self._newborn(unit, homes))
         for (param, key), home in homes.items():
             self._swapped.setdefault(param, {})[key] = home
+        self._gather_counters(units, state)
         self._orphans.clear()
         if homes:
             self._free_segments()
@@ -183,6 +186,12 @@ class StateTable:
         stay = set(params)
         for param in [param for param in self._swapped if param not in stay]:
             self._orphans += self._swapped.pop(param).values()
+
+    def _gather_counters(self, units: Iterable[TorchUnit], state: OptimizerState) -> None:
+        keys = self._adapter.counter_keys()
+        if self.counters.gather([state[unit.param] for unit in units], keys):
+            every = [state[unit.param] for unit in self._all_units() if state.get(unit.param)]
+            self.counters.keep_only(every, keys)
 
     def _free_segments(self) -> None:
         homes = [state for states in self._swapped.values() for state in states.values()]
