@@ -14,9 +14,13 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
+from unittest import mock
 
 import pytest
 import torch
@@ -45,18 +49,61 @@ PLACED: list[tuple[tuple[int, ...], Placement | None]] = [
     ((9, 16), Shard(1)),
 ]
 """Shapes and placements of the parameters of one group; None: a plain tensor."""
+DTENSORS = [(shape, placed) for shape, placed in PLACED if placed is not None]
 KINDS = ["same placement", "replicated", "partial"]
+Make: TypeAlias = Callable[[Any], torch.optim.Optimizer]
+Placed: TypeAlias = Sequence[tuple[tuple[int, ...], Placement | None]]
+
+
+class Case(NamedTuple):
+    """What is trained with what."""
+
+    make: Make = partial(torch.optim.AdamW, amsgrad=True)
+    placed: Placed = PLACED
+    foreach: bool = False
+
+
+def fused_and_coupled(params: Any, **options: Any) -> torch.optim.Optimizer:
+    """Adam with the fused kernel: torch lets groups of an AdamW choose."""
+    group = {"params": params, "decoupled_weight_decay": False}
+    return torch.optim.AdamW([group], fused=True, **options)
+
+
+COUPLED = partial(torch.optim.Adam, weight_decay=0.1)
+CASES = {
+    "AdamW": Case(),
+    "AdamW-fused": Case(partial(torch.optim.AdamW, fused=True), DTENSORS),
+    "AdamW-fused-coupled": Case(partial(fused_and_coupled, weight_decay=0.1), DTENSORS),
+    "AdamW-maximize": Case(partial(torch.optim.AdamW, maximize=True)),
+    "Adam": Case(COUPLED),
+    "Adam-maximize": Case(partial(COUPLED, maximize=True)),
+    "Adam-foreach": Case(COUPLED, DTENSORS, foreach=True),
+    # Natively an error for shards: torch cannot add one to a part in place.
+    "Adam-foreach-maximize": Case(
+        partial(COUPLED, maximize=True), [((128,), REPLICATE)], foreach=True
+    ),
+}
+
+
+@contextmanager
+def foreach_on_cpu(wanted: bool) -> Iterator[None]:
+    """Make foreach=None mean foreach on the CPU, as it does on accelerators."""
+    module = sys.modules["torch.optim.optimizer"]
+    name = "_get_foreach_kernels_supported_devices"
+    with mock.patch.object(module, name, return_value=["cpu"]) if wanted else nullcontext():
+        yield
 
 
 class Pair:
-    """A native and a swapped AdamW over sharded and plain parameters."""
+    """A native and a swapped optimizer over sharded and plain parameters."""
 
-    def __init__(self, mesh: DeviceMesh, *, packed: bool, wrap_after: int = 0) -> None:
+    def __init__(
+        self, mesh: DeviceMesh, *, packed: bool, wrap_after: int = 0, case: Case = CASES["AdamW"]
+    ) -> None:
         self.mesh = mesh
+        self.placed = case.placed
         self.device = CpuAsDevice(schedule=CopySchedule.LATEST, poison=True)
-        self.native, self.swapped = (
-            torch.optim.AdamW(self._parameters(), amsgrad=True) for _ in range(2)
-        )
+        self.native, self.swapped = (case.make(self._parameters()) for _ in range(2))
         for step in range(wrap_after):
             self.step(step, "same placement")
         config = SwapOptimizerConfig(swap_times=3, min_numel=0, packed_swap=packed)
@@ -68,7 +115,7 @@ class Pair:
             torch.nn.Parameter(
                 value if placed is None else distribute_tensor(value, self.mesh, [placed])
             )
-            for value, placed in ((torch.randn(shape), placed) for shape, placed in PLACED)
+            for value, placed in ((torch.randn(shape), placed) for shape, placed in self.placed)
         ]
 
     def step(self, number: int, kind: str) -> None:
@@ -76,7 +123,7 @@ class Pair:
         for optimizer in (self.native, self.swapped):
             torch.manual_seed(1 + number)
             for param, (shape, placed) in zip(
-                optimizer.param_groups[0]["params"], PLACED, strict=True
+                optimizer.param_groups[0]["params"], self.placed, strict=True
             ):
                 param.grad = self._gradient(torch.randn(shape), placed, kind)
             optimizer.step()
@@ -88,7 +135,8 @@ class Pair:
             kind = "same placement"  # native refuses others where a process has no row
         if kind == "partial":
             # The sum over processes is the gradient; distribute_tensor does not make such tensors.
-            return DTensor.from_local(value / 2, self.mesh, [PARTIAL], run_check=False)
+            part = 0.3 if self.mesh.get_rank() else 0.7
+            return DTensor.from_local(value * part, self.mesh, [PARTIAL], run_check=False)
         return distribute_tensor(value, self.mesh, [REPLICATE if kind == "replicated" else placed])
 
     def check(self) -> None:
@@ -230,14 +278,15 @@ def run_rank(rank: int, folder: str) -> None:
     warnings.simplefilter("error")
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
-    for packed in (True, False):
-        pair = Pair(mesh, packed=packed)
-        for number, kind in enumerate(KINDS):
-            pair.step(number, kind)
-            pair.check()
+    for (name, case), packed in product(CASES.items(), (True, False)):
+        with foreach_on_cpu(case.foreach):
+            pair = Pair(mesh, packed=packed, case=case)
+            for number, kind in enumerate(KINDS):
+                pair.step(number, kind)
+                pair.check()
         rows = [param.to_local().shape[0] for param in sharded(pair.swapped)]
-        assert rows == ([3, 4, 1] if rank == 0 else [3, 3, 0])
-        print(f"rank {rank} agrees, {packed=}", flush=True)
+        assert rows == ([3, 4, 1] if rank == 0 else [3, 3, 0])[: len(rows)]
+        print(f"rank {rank} agrees, {name}, {packed=}", flush=True)
     dist.destroy_process_group()
 
 
@@ -256,7 +305,7 @@ def test_bits_of_two_processes() -> None:
         timeout=180,
     )
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("agrees") == 4
+    assert done.stdout.count("agrees") == 2 * 2 * len(CASES)
 
 
 if __name__ == "__main__":

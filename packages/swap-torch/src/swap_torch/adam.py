@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
 )
 
 from swap_core import SwapOptimizerConfig, UnknownStateKeyError, UnsupportedOptionError
-from swap_torch.adapter import Group, Kernel, TorchStep, TorchSwapAdapter, UpdateCall
+from swap_torch.adapter import ActiveGroup, Group, Kernel, TorchStep, TorchSwapAdapter, UpdateCall
 from swap_torch.kernels import AdamLists, AdamOptions, agrees, direct_adam
 from swap_torch.sharding import local_of
 
@@ -67,7 +67,10 @@ class TorchAdamBaseAdapter(TorchSwapAdapter):
     def step_batch(self, step: TorchStep, call: UpdateCall) -> None:
         """Update ``call.params`` in place."""
         self.begin_groups(step, call.group_index + 1)
-        self.update(self.optimizer.param_groups[call.group_index], call, call.gradients_in(step))
+        group = self.optimizer.param_groups[call.group_index]
+        if call.group_index in step.decayed:
+            group = {**group, "weight_decay": 0, "maximize": False}
+        self.update(group, call, call.gradients_in(step))
 
     @abstractmethod
     def update(self, group: Group, call: UpdateCall, grads: list[torch.Tensor]) -> None:
@@ -133,6 +136,29 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
         return Kernel(
             bool(fused), bool(foreach), any(local_of(param).is_complex() for param in params)
         )
+
+    def before_reduction(
+        self,
+        step: TorchStep,
+        group: ActiveGroup,
+        params: Sequence[torch.Tensor],
+        grads: list[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Add a coupled weight decay, as native does: to parts, which are reduced afterwards.
+
+        The fused kernel adds it inside, to gradients that were reduced before.
+        """
+        options = self.optimizer.param_groups[group.group_index]
+        decay, negate = options["weight_decay"], options["maximize"]
+        if decay == 0 or options["decoupled_weight_decay"] or group.kernel.fused:
+            return grads
+        step.decayed.add(group.group_index)
+        if group.kernel.foreach:
+            signed = list(torch._foreach_neg(grads)) if negate else grads
+            return list(torch._foreach_add(signed, list(params), alpha=decay))
+        signed = [-grad if negate else grad for grad in grads]
+        pairs = zip(signed, params, strict=True)
+        return [grad.add(param, alpha=decay) for grad, param in pairs]
 
     def begin_group(self, group: Group) -> None:
         """Nothing: counters are per parameter, and the kernels advance them."""

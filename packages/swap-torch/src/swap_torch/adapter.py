@@ -15,6 +15,7 @@ import torch
 from swap_core import OptimizerSwapAdapter, SwapInternalError, UpdateUnit
 
 __all__ = [
+    "ActiveGroup",
     "Group",
     "Kernel",
     "TorchStep",
@@ -38,6 +39,16 @@ class Kernel(NamedTuple):
     has_complex: bool
 
 
+class ActiveGroup(NamedTuple):
+    """The parameters of one group that have a gradient."""
+
+    group_index: int
+    """Which group of the optimizer."""
+    kernel: Kernel
+    members: slice
+    """Where they are among all parameters that have a gradient."""
+
+
 @dataclass(slots=True)
 class TorchStep:
     """What one call of ``step()`` works on."""
@@ -52,6 +63,8 @@ class TorchStep:
     """The gradients in the order of groups and parameters; local ones once the plan is known."""
     groups_begun: int = field(default=0)
     """How many groups have done what they do once per step."""
+    decayed: set[int] = field(default_factory=set)
+    """Groups whose gradients have had their sign and weight decay applied already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +184,29 @@ class TorchSwapAdapter(OptimizerSwapAdapter[torch.Tensor, TorchStep, UpdateCall]
                 if has_grad:
                     yield UpdateUnit(param, group_index, grad_index, ())
                     grad_index += 1
+
+    def before_reduction(
+        self,
+        step: TorchStep,
+        group: ActiveGroup,
+        params: Sequence[torch.Tensor],
+        grads: list[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Do what native does to gradients while they have another placement than ``params``.
+
+        Called when some gradient of the step is such, once for each group, before anything else.
+        An optimizer that reads a gradient first together with a state need not do anything.
+
+        Args:
+            step: May be marked with what was done.
+            group: Which group.
+            params: Its parameters with gradients, DTensors among them.
+            grads: Their gradients as they are; not to be changed in place.
+
+        Returns:
+            Gradients to be redistributed, in any placement.
+        """
+        return grads
 
     def finish_step(self, step: TorchStep) -> None:
         """Begin the groups that no batch began, such as those without gradients."""

@@ -75,7 +75,7 @@ class SwapEngine:
         step = self.adapter.prepare_step()
         if step.grads:
             plan = self._plan(step, state)
-            plan.localize(step)
+            plan.localize(step, self.adapter)
             self._run(step, plan)
         self.adapter.finish_step(step)
 

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import torch
 
 from swap_core import Batch, Pipeline
-from swap_torch.adapter import TorchStep, UpdateCall
+from swap_torch.adapter import ActiveGroup, TorchStep, TorchSwapAdapter, UpdateCall
 from swap_torch.device import AnyTorchDevice, DeviceMemory, Transfer
-from swap_torch.sharding import local_gradients, locals_of
+from swap_torch.sharding import local_gradients, locals_of, placed_alike
 from swap_torch.states import OptimizerState
 
 __all__ = ["Lane", "Plan", "TorchBatch", "TorchPipeline", "same_groups"]
@@ -47,6 +47,8 @@ class Plan:
     """All parameters of each group, with gradient or without."""
     active: tuple[torch.Tensor, ...]
     """Those with a gradient."""
+    groups: tuple[ActiveGroup, ...]
+    """Where the parameters of each group are in ``active``, of groups that have any there."""
     locals: tuple[torch.Tensor, ...]
     """Their local tensors, if any of them is sharded; else empty."""
     entries: tuple[dict[str, Any], ...]
@@ -82,10 +84,17 @@ class Plan:
         """Tell whether the optimizer's parameters are the very objects that were planned."""
         return same_groups(step.params, self.group_params)
 
-    def localize(self, step: TorchStep) -> None:
+    def localize(self, step: TorchStep, adapter: TorchSwapAdapter) -> None:
         """Replace the step's gradients by local ones with their parameters' placement."""
-        if self.locals:
-            step.grads = local_gradients(self.active, step.grads)
+        if not self.locals:
+            return
+        if placed_alike(self.active, step.grads):
+            step.grads = locals_of(step.grads)
+            return
+        for group in self.groups:
+            params, grads = self.active[group.members], step.grads[group.members]
+            step.grads[group.members] = adapter.before_reduction(step, group, params, grads)
+        step.grads = local_gradients(self.active, step.grads)
 
 
 def same_groups(

@@ -11,7 +11,14 @@ from typing import final
 import torch
 
 from swap_core import Ledger, SwapOptimizerConfig, partition
-from swap_torch.adapter import Kernel, TorchStep, TorchSwapAdapter, TorchUnit, UpdateCall
+from swap_torch.adapter import (
+    ActiveGroup,
+    Kernel,
+    TorchStep,
+    TorchSwapAdapter,
+    TorchUnit,
+    UpdateCall,
+)
 from swap_torch.device import AnyTorchDevice
 from swap_torch.plan import Lane, Plan
 from swap_torch.sharding import is_sharded, local_of
@@ -75,6 +82,10 @@ class Planner:
         return Plan(
             group_params=tuple(tuple(members) for members in step.params),
             active=active,
+            groups=tuple(
+                ActiveGroup(index, kernels[index], _places(members))
+                for index, members in _by_group(units)
+            ),
             locals=tuple(map(local_of, active)) if any(map(is_sharded, active)) else (),
             entries=entries,
             values=tuple(value for entry in entries for value in entry.values()),
@@ -165,6 +176,11 @@ class Planner:
     def _row(self, *counters: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """One tensor over the counters, for optimizers with one counter per parameter."""
         return self._table.counters.row_of(counters[0]) if len(counters) == 1 else None
+
+
+def _places(group: Sequence[TorchUnit]) -> slice:
+    """Where the gradients of all units of a group are."""
+    return slice(group[0].grad_index, group[-1].grad_index + 1)
 
 
 def _positions(units: Sequence[TorchUnit]) -> slice | tuple[int, ...]:

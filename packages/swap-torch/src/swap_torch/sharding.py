@@ -19,7 +19,7 @@ from operator import attrgetter, is_
 
 import torch
 
-__all__ = ["is_sharded", "local_gradients", "local_of", "locals_of", "wrap_like"]
+__all__ = ["is_sharded", "local_gradients", "local_of", "locals_of", "placed_alike", "wrap_like"]
 
 _HYPER_NAME = "hyper_parallel.core.dtensor.dtensor.DTensor"
 
@@ -102,10 +102,8 @@ def wrap_like(like: torch.Tensor, local: torch.Tensor, *, state_exists: bool) ->
     return local
 
 
-def local_gradients(
-    params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    """The local gradients, redistributed first where their placement is not the parameter's.
+def placed_alike(params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]) -> bool:
+    """Tell whether each gradient has its parameter's placement, so that none needs reducing.
 
     Args:
         params: Sharded and plain parameters, mixed.
@@ -113,8 +111,13 @@ def local_gradients(
     """
     spec_of = _SPEC if _all_dtensors(chain(params, grads)) else _spec_of
     have, want = list(map(spec_of, grads)), list(map(spec_of, params))
-    if all(map(is_, have, want)) or all(map(_same_placement, have, want)):
-        return locals_of(grads)
+    return all(map(is_, have, want)) or all(map(_same_placement, have, want))
+
+
+def local_gradients(
+    params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The local gradients, redistributed first where their placement is not the parameter's."""
     return [_local_gradient(param, grad) for param, grad in zip(params, grads, strict=True)]
 
 

@@ -107,13 +107,11 @@ def _shard_block(block: nn.Module, mesh: DeviceMesh) -> None:
 _MIXED = ("adam", "adamw")
 """Native fused kernels refuse a list that has DTensors and plain tensors."""
 
-_REDISTRIBUTED = ("adamw", "adamw-fused")
-"""Here gradients have other placements than their parameters. Two optimizers have no equal:
+_REDISTRIBUTED = ("adam", "adamw", "adamw-fused")
+"""Here gradients have other placements than their parameters.
 
-- Adam with coupled weight decay adds the decay to a Partial gradient before it is reduced, and a
-  swapped one after: the last bits differ (docs/coverage.md, known differences).
-- HyperParallel's AdamW makes states like the gradient, and torch then writes their update to a
-  redistributed copy: the native moments stay zero.
+HyperParallel's AdamW has no equal: it makes states like the gradient, and torch then writes their
+update to a redistributed copy, so the native moments stay zero (docs/coverage.md).
 """
 
 SCENARIOS = (
