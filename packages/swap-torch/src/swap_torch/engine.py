@@ -22,8 +22,11 @@ from swap_core import (
 from swap_torch.adapter import TorchStep, TorchSwapAdapter
 from swap_torch.device import AnyTorchDevice
 from swap_torch.eligibility import Eligibility
+from swap_torch.loading import Loader
 from swap_torch.plan import Lane, Plan, same_groups
 from swap_torch.planner import Planner
+from swap_torch.reading import LoadedEntries
+from swap_torch.snapshot import Snapshots
 from swap_torch.states import OptimizerState, StateTable
 
 __all__ = ["SwapEngine"]
@@ -53,11 +56,13 @@ class SwapEngine:
         self.device = device
         self.ledger = Ledger()
         self._table = StateTable(adapter, Eligibility(config, device), self.ledger)
+        self._snapshots = Snapshots(self._table)
         self._planner = Planner(adapter, self._table, config, self.ledger)
         self._plans: OrderedDict[object, Plan] = OrderedDict()
         self._params: list[list[torch.Tensor]] = []
         """The parameters of each group, as of the newest plan."""
         self._latest: tuple[Lane, ...] = ()
+        self._looked_at = False
         self._in_flight: dict[torch.device, tuple[AnyTorchDevice, Any]] = {}
 
     @property
@@ -74,6 +79,10 @@ class SwapEngine:
         """
         step = self.adapter.prepare_step()
         if step.grads:
+            if self._looked_at:
+                self._table.notice_moves(state)
+                self._snapshots.leave(state)
+                self._looked_at = False
             plan = self._plan(step, state)
             plan.localize(step)
             self._run(step, plan)
@@ -85,6 +94,11 @@ class SwapEngine:
             device.synchronize(event)
         self._in_flight.clear()
 
+    def show(self) -> None:
+        """Settle, and remember that somebody looks at the states, and may move them."""
+        self.settle()
+        self._looked_at = True
+
     @torch.no_grad()
     def adopt(self, state: OptimizerState) -> None:
         """Move states that exist and swap, but are not in their host memory, there.
@@ -94,6 +108,24 @@ class SwapEngine:
         self.settle()
         self._plans.clear()
         self._table.adopt(state)
+
+    @torch.no_grad()
+    def snapshot(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Make of a native state dict one that later updates do not change.
+
+        Args:
+            state_dict: Made when all stores were done; not changed.
+        """
+        return self._snapshots.take(state_dict)
+
+    @torch.no_grad()
+    def load(self, entries: LoadedEntries, present: list[OptimizerState]) -> OptimizerState:
+        """Make a new ``optimizer.state``; see :meth:`Loader.load`."""
+        self.settle()
+        # Plans hold states; memory of states that are held is not used again.
+        self._plans.clear()
+        self._latest = ()
+        return Loader(self._table).load(entries, present)
 
     def warn_if_nothing_swaps(self) -> None:
         """Warn, once, when no state of any parameter can ever swap, and say why."""
@@ -121,7 +153,7 @@ class SwapEngine:
             states=tuple(self._table.report(state)),
             batches=len(batches),
             batch_bytes=tuple(batch.nbytes for batch in batches),
-            pinned=self._table.pinned,
+            pinned=self._table.homes.pinned,
             ledger=replace(self.ledger),
             last_step=self._times(self._latest[0]) if self._latest else None,
         )

@@ -10,6 +10,7 @@ could be stepped by mistake.
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -23,6 +24,7 @@ from swap_core import SwapOptimizerConfig, SwapReport, find_adapter, format_byte
 from swap_torch.adapter import TorchSwapAdapter
 from swap_torch.device import AnyTorchDevice
 from swap_torch.engine import SwapEngine
+from swap_torch.reading import read_state_dict
 
 __all__ = ["TorchSwapOptimizer", "make_engine", "turn_into_swap_optimizer"]
 
@@ -48,7 +50,7 @@ class TorchSwapOptimizer(Optimizer):
         out before a later ``step()`` may be read after it once ``state`` was looked at again.
         """
         if "_swap" in self.__dict__:
-            self._swap.settle()
+            self._swap.show()
         state: defaultdict[torch.Tensor, Any] = self.__dict__["state"]
         return state
 
@@ -104,6 +106,46 @@ class TorchSwapOptimizer(Optimizer):
         self._swap.adapter.validate_group(complete, f"the new param group {index}")
         super().add_param_group(param_group)
 
+    # Checkpoints.
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what ``state_dict()`` of this or of a native optimizer returned.
+
+        From host to host, with native's casts; nothing of ``state_dict`` is kept or changed.
+        Options, such as the learning rate, come from it too, as natively.
+
+        Raises:
+            ValueError: it does not fit this optimizer; names group, parameter and key. Nothing was
+                changed.
+        """
+
+        def take(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+            return self._swap_take(state_dict)
+
+        # After the hooks of users, which may edit the state dict; native does the rest.
+        handle = self.register_load_state_dict_pre_hook(take)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def _swap_take(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Load the states, and leave the rest to native."""
+        entries = read_state_dict(self, self._swap.adapter, state_dict)
+        groups = copy.deepcopy(state_dict["param_groups"])
+        ours = {number for group in groups for number in group["params"]}
+        present = [self.__dict__.pop("state")]
+        try:
+            loaded = self._swap.load(entries, present)
+        except BaseException:
+            self.state = present.pop()
+            raise
+        self.state = loaded
+        # For __setstate__, which native calls with the new groups.
+        self.__dict__["_swap_loaded"] = loaded
+        others = {key: value for key, value in state_dict["state"].items() if key not in ours}
+        return {**state_dict, "state": others, "param_groups": groups}
+
     def swap_report(self) -> SwapReport:
         """Tell what swaps and what stays and why, bytes on host and device, and the last times.
 
@@ -131,11 +173,16 @@ class TorchSwapOptimizer(Optimizer):
         return _blank, arguments, {**self.__getstate__(), "state": self.state}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over states, from a pickle or from native ``load_state_dict``."""
+        """Take over states, from a pickle or from :meth:`load_state_dict`."""
+        loaded = self.__dict__.pop("_swap_loaded", None)
+        if loaded is not None:
+            loaded.update(state["state"])
+            state = {**state, "state": loaded}
         super().__setstate__(state)
         if "_swap" not in self.__dict__:
             kind, config, device = self.__dict__.pop("_swap_arguments")
             self._swap = SwapEngine(kind(self), config, device)
+            self.register_state_dict_post_hook(_snapshot, prepend=True)
         self._swap.adopt(self.__dict__["state"])
 
 
@@ -164,8 +211,15 @@ def turn_into_swap_optimizer(optimizer: Optimizer, engine: SwapEngine) -> None:
     optimizer.__class__ = _swap_class(type(optimizer))
     # Native does this in __init__: it puts the hook wrapper around the class's step.
     optimizer._patch_step_function()
+    optimizer.register_state_dict_post_hook(_snapshot, prepend=True)
     if scheduled_step is not None:
         optimizer.__dict__["step"] = _step_seen_by_scheduler(optimizer)
+
+
+def _snapshot(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The first of the hooks that a state dict goes through."""
+    engine: SwapEngine = optimizer.__dict__["_swap"]
+    return engine.snapshot(state_dict)
 
 
 _classes: dict[type[Optimizer], type[Optimizer]] = {}
