@@ -23,6 +23,7 @@ from swap_torch.adapter import TorchStep, TorchSwapAdapter
 from swap_torch.device import AnyTorchDevice
 from swap_torch.eligibility import Eligibility
 from swap_torch.loading import Loader
+from swap_torch.phases import Phase, Phases
 from swap_torch.plan import Lane, Plan, same_groups
 from swap_torch.planner import Planner
 from swap_torch.reading import LoadedEntries
@@ -43,6 +44,7 @@ class SwapEngine:
         adapter: The optimizer's adapter, already validated.
         config: How to swap.
         device: Given explicitly by the user, or None.
+        phase: Where states are that the optimizer has already.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class SwapEngine:
         adapter: TorchSwapAdapter,
         config: SwapOptimizerConfig,
         device: AnyTorchDevice | None,
+        phase: Phase = Phase.SWAPPED,
     ) -> None:
         self.adapter = adapter
         self.config = config
@@ -57,6 +60,7 @@ class SwapEngine:
         self.ledger = Ledger()
         self._table = StateTable(adapter, Eligibility(config, device), self.ledger)
         self._snapshots = Snapshots(self._table)
+        self._phases = Phases(adapter, self._table, phase)
         self._planner = Planner(adapter, self._table, config, self.ledger)
         self._plans: OrderedDict[object, Plan] = OrderedDict()
         self._params: list[list[torch.Tensor]] = []
@@ -79,6 +83,7 @@ class SwapEngine:
         """
         step = self.adapter.prepare_step()
         if step.grads:
+            self._phases.resume(state)
             if self._looked_at:
                 self._table.notice_moves(state)
                 self._snapshots.leave(state)
@@ -108,6 +113,7 @@ class SwapEngine:
         self.settle()
         self._plans.clear()
         self._table.adopt(state)
+        self._phases.park(state)
 
     @torch.no_grad()
     def snapshot(self, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -126,6 +132,19 @@ class SwapEngine:
         self._plans.clear()
         self._latest = ()
         return Loader(self._table).load(entries, present)
+
+    @property
+    def phase(self) -> Phase:
+        """Where states are between updates."""
+        return self._phases.phase
+
+    @torch.no_grad()
+    def enter(self, phase: Phase, state: OptimizerState) -> None:
+        """Bring all states to where they are in ``phase``; see :meth:`Phases.enter`."""
+        self.settle()
+        self._plans.clear()
+        self._latest = ()
+        self._phases.enter(phase, state)
 
     def warn_if_nothing_swaps(self) -> None:
         """Warn, once, when no state of any parameter can ever swap, and say why."""

@@ -42,10 +42,12 @@ class StateTable:
         self._adapter = adapter
         self._eligibility = eligibility
         self.homes = HomeTable(adapter, ledger)
+        self.on_device = False
+        """Whether all states are on the device for now; homes are kept, and hold old values."""
 
     def swapped(self, param: torch.Tensor) -> Mapping[str, SwappedState]:
         """The states of ``param`` that swap and exist, in the order of the optimizer's keys."""
-        return self.homes.of(param)
+        return {} if self.on_device else self.homes.of(param)
 
     def admit(self, units: Iterable[TorchUnit], state: OptimizerState) -> None:
         """Make sure that every state of these parameters exists and is where it belongs.
@@ -171,6 +173,8 @@ class StateTable:
         reason = self._eligibility.stay_reason(key, local_of(unit.param), local, exists=exists)
         if reason is None and exists and _storage_pointer(local) in shared:
             return StayReason.SHARES_STORAGE
+        if reason is None and self.on_device:
+            return StayReason.RELOADED
         return reason
 
     def _shared_storages(self, state: OptimizerState) -> set[int]:
