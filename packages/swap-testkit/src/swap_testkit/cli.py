@@ -102,7 +102,11 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--packed", action="store_true", help="only packed (default: both)")
     how.add_argument("--per-tensor", action="store_true", help="only per tensor")
-    parser.add_argument("--device", default="cpu", help="cpu, or an accelerator's type")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="cpu, sim (the simulated accelerator), or an accelerator's type",
+    )
     parser.add_argument(
         "--optimizer", nargs="+", help="for scenarios (default: all that are there)"
     )
