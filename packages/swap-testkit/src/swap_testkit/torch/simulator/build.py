@@ -65,10 +65,10 @@ def find_compiler() -> str:
             return found
     looked = f"CXX={wanted}, which is no program" if wanted else f"none of {', '.join(_COMPILERS)}"
     raise BuildError(
-        f"The simulated accelerator is compiled on first use and needs a C++20 compiler; "
-        f"found {looked}. Install one (apt-get install g++, dnf install gcc-c++, xcode-select --install), "
-        f"or set CXX to the path of yours. Without one, swap_testkit.torch.CpuAsDevice needs no "
-        f"compiler."
+        f"The simulated accelerator is compiled on first use and needs a C++20 compiler; found "
+        f"{looked}. Install one (apt-get install g++, dnf install gcc-c++, xcode-select "
+        f"--install), or set CXX to the path of yours. Without one, "
+        f"swap_testkit.torch.CpuAsDevice needs no compiler."
     )
 
 

@@ -71,25 +71,44 @@ def _let_go_of_gloo() -> None:
 
 
 class _Work(dist._Work):
-    """A collective that is queued: done for the host, but other streams must wait for it."""
+    """A collective that is queued: done for the host, but other streams must wait for it.
 
-    def __init__(self, result: Result, event: torch.Event | None, kept: Result) -> None:
+    Args:
+        result: What was written to.
+        event: Marks its end on the group's stream; None: nothing to wait for.
+        kept: Its memory must not be used again before somebody waits.
+        finish: What is left to do, at the first ``wait()``, after :attr:`unfinished` is done.
+    """
+
+    def __init__(
+        self,
+        result: Result,
+        event: torch.Event | None,
+        kept: Result,
+        finish: Callable[[], _Work] | None = None,
+    ) -> None:
         super().__init__()
-        self._event = event
-        # Their memory must not be used again before somebody waits.
+        self.unfinished: list[Waitable] = []
+        self.event = event
         self._kept = kept
         self._result = result
+        self._finish = finish
 
-    def wait(self, timeout: timedelta | None = None) -> bool:  # it is over
+    def wait(self, timeout: timedelta | None = None) -> bool:
         """Let the current stream wait."""
-        if self._event is not None:
-            torch.accelerator.current_stream().wait_event(self._event)
+        for work in self.unfinished:
+            work.wait()
+        self.unfinished = []
+        if self._finish is not None:
+            self.event, self._finish = self._finish().event, None
+        if self.event is not None:
+            torch.accelerator.current_stream().wait_event(self.event)
         self._kept = None
         return True
 
     def is_completed(self) -> bool:
-        """Always, for the host."""
-        return True
+        """Whether the host has nothing left to do."""
+        return not self.unfinished
 
     def is_success(self) -> bool:
         """Errors were raised before."""
@@ -261,13 +280,36 @@ class SimulatedGroup(dist.ProcessGroup):
         self._gloo.barrier(*(() if opts is None else (opts,))).wait()
         return _Work(None, None, None)
 
+    # Between two processes. gloo sends only when the other side receives, so nobody waits here: what
+    # is sent is set aside, and what is received is moved to the device by ``wait()``.
+
     def send(self, tensors: Tensors, peer: int, tag: int) -> _Work:
         """Send to another process."""
-        return self._run("send", tensors, [], lambda r, _: self._gloo.send(r, peer, tag), tensors)
+        staged: list[torch.Tensor] = []
+
+        def set_aside(reads: list[torch.Tensor], _: list[torch.Tensor]) -> _Works:
+            staged.extend(tensor.clone() for tensor in reads)
+            return _Works([])
+
+        work = self._run("send", tensors, [], set_aside, tensors)
+        work.unfinished = [self._gloo.send(staged, peer, tag)]
+        return work
 
     def recv(self, tensors: Tensors, peer: int, tag: int) -> _Work:
         """Receive from another process."""
-        return self._run("recv", [], tensors, lambda _, w: self._gloo.recv(w, peer, tag), tensors)
+        staged = [torch.empty_like(tensor, device="cpu") for tensor in tensors]
+
+        def move(_: list[torch.Tensor], writes: list[torch.Tensor]) -> _Works:
+            for write, received in zip(writes, staged, strict=True):
+                write.copy_(received)
+            return _Works([])
+
+        def finish() -> _Work:
+            return self._run("recv", [], tensors, move, tensors)
+
+        work = _Work(tensors, None, tensors, finish)
+        work.unfinished = [self._gloo.recv(staged, peer, tag)]
+        return work
 
     # Between one tensor and one tensor. torch 2.13 has other names for them than 2.10.
 
@@ -330,7 +372,7 @@ class SimulatedGroup(dist.ProcessGroup):
         for output, input in zip(outputs, inputs, strict=True):
             last = one(output, input, opts)
         # The stream is in order: the last event covers all.
-        return _Work(outputs, None if last is None else last._event, (outputs, inputs))
+        return _Work(outputs, None if last is None else last.event, (outputs, inputs))
 
     all_gather_single = _allgather_base
     reduce_scatter_single = _reduce_scatter_base

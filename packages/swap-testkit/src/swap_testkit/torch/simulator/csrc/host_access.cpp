@@ -5,6 +5,7 @@
 
 #include "operator_info.h"
 #include "tensors.h"
+#include "values.h"
 
 #include <ATen/record_function.h>
 
@@ -46,17 +47,6 @@ HostOperator describe(const c10::OperatorName& name) {
   return {&info, !composed && !geometry};
 }
 
-template <typename Visit>
-void each_tensor_in(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const Tensor& tensor : value.toTensorVector()) {
-      visit(tensor);
-    }
-  }
-}
-
 bool is_plain_host_tensor(const Tensor& tensor) {
   return tensor.defined() && tensor.device().is_cpu() && tensor.layout() == at::kStrided &&
       tensor.has_storage() && tensor.numel() > 0;
@@ -66,7 +56,7 @@ bool concerns_pinned_memory(c10::ArrayRef<const c10::IValue> inputs) {
   bool pinned = false;
   bool device = false;
   for (const auto& input : inputs) {
-    each_tensor_in(input, [&](const Tensor& tensor) {
+    each_tensor(input, [&](const Tensor& tensor) {
       device = device || on_device(tensor);
       pinned = pinned || (is_plain_host_tensor(tensor) && is_pinned(tensor.const_data_ptr()));
     });
@@ -80,7 +70,7 @@ void check_inputs(const OperatorInfo& info, c10::ArrayRef<const c10::IValue> inp
     if (info.views[i]) {
       continue;
     }
-    each_tensor_in(inputs[i], [&](const Tensor& tensor) {
+    each_tensor(inputs[i], [&](const Tensor& tensor) {
       if (is_plain_host_tensor(tensor)) {
         auto extent = extent_of(tensor);
         host_access(

@@ -4,8 +4,9 @@
 #include "operators.h"
 
 #include "generator.h"
-#include "operator_info.h"
+#include "inference.h"
 #include "tensors.h"
+#include "values.h"
 
 #include <ATen/Context.h>
 #include <c10/core/DeviceGuard.h>
@@ -26,48 +27,6 @@ std::atomic<bool> fused_ignores_scaler{false};
 std::map<std::string, int64_t>& fallback_counts() {
   static auto* instance = new std::map<std::string, int64_t>();
   return *instance;
-}
-
-// Replace each tensor of a value.
-template <typename Change>
-IValue changed(const IValue& value, const Change& change) {
-  if (value.isTensor()) {
-    return change(value.toTensor());
-  }
-  if (value.isTensorList()) {
-    c10::List<Tensor> list;
-    for (const Tensor& tensor : value.toTensorVector()) {
-      list.push_back(change(tensor));
-    }
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<Tensor>> list;
-    for (const std::optional<Tensor>& tensor : value.toOptionalTensorVector()) {
-      list.push_back(tensor.has_value() ? std::optional<Tensor>(change(*tensor)) : tensor);
-    }
-    return list;
-  }
-  return value;
-}
-
-template <typename Visit>
-void each_tensor(const IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) {
-      visit(value.toTensor());
-    }
-  } else if (value.isTensorList()) {
-    for (const Tensor& tensor : value.toTensorVector()) {
-      visit(tensor);
-    }
-  } else if (value.isOptionalTensorList()) {
-    for (const std::optional<Tensor>& tensor : value.toOptionalTensorVector()) {
-      if (tensor.has_value()) {
-        visit(*tensor);
-      }
-    }
-  }
 }
 
 // CPU tensors that may be among an operator's arguments: scalars in the form of a tensor, and
@@ -105,12 +64,17 @@ class Call {
     if (fused_ignores_scaler && *info_.name == "_fused_adamw_") {
       forget_scaler();
     }
-    Stack shapes;
-    bool known = infer(shapes);
-    if (known && info_.in_place) {
+    std::shared_ptr<const Inferred> inferred;
+    if (!seeds_globally()) {
+      inferred = infer(handle_, info_, arguments_);
+    }
+    if (inferred != nullptr) {
+      resize_outs(*inferred);
+    }
+    if (info_.in_place && !seeds_globally() && (inferred != nullptr || needs_no_shapes())) {
       queue_in_place();
-    } else if (known) {
-      queue_with_results(shapes);
+    } else if (inferred != nullptr) {
+      queue_with_results(inferred->results);
     } else {
       run_now();
     }
@@ -174,30 +138,9 @@ class Call {
     }
   }
 
-  // The shapes of the results; false if they cannot be known before the operator ran. A meta kernel
-  // that refuses arguments is asked no more about them: the CPU's kernel says what is wrong.
-  bool infer(Stack& shapes) {
-    if (!info_.has_meta) {
-      // A kernel that only writes into its arguments needs none.
-      return info_.in_place && info_.outs.empty() && !info_.host_waits && !seeds_globally();
-    }
-    if (seeds_globally()) {
-      return false;
-    }
-    for (const auto& argument : arguments_) {
-      shapes.push_back(as_meta(argument));
-    }
-    auto asked = shapes;
-    try {
-      Sandbox sandbox([&] { handle_.callBoxed(shapes); });
-    } catch (const c10::NotImplementedError&) {
-      info_.has_meta = false;
-      return infer(shapes);
-    } catch (const std::exception&) {
-      return false;
-    }
-    resize_outs(asked);
-    return true;
+  // A kernel that only writes into its arguments needs no shapes.
+  bool needs_no_shapes() const {
+    return info_.in_place && info_.outs.empty() && !info_.host_waits && !info_.has_meta;
   }
 
   // A kernel that draws and takes no generator draws from the CPU's own.
@@ -205,25 +148,12 @@ class Call {
     return info_.draws && info_.generator < 0;
   }
 
-  IValue as_meta(const IValue& argument) const {
-    if (argument.isDevice()) {
-      return c10::Device(at::kMeta);
-    }
-    if (argument.isGenerator()) {
-      return IValue();
-    }
-    return changed(argument, [](const Tensor& tensor) {
-      return on_device(tensor) ? meta_like(tensor) : tensor;
-    });
-  }
-
-  void resize_outs(const Stack& asked) {
-    for (auto index : info_.outs) {
-      if (arguments_[index].isTensor()) {
-        const auto& wanted = asked[index].toTensor();
-        const auto& out = arguments_[index].toTensor();
-        if (out.sizes() != wanted.sizes()) {
-          out.resize_(wanted.sizes());
+  void resize_outs(const Inferred& inferred) {
+    for (size_t i = 0; i < info_.outs.size(); ++i) {
+      if (inferred.outs[i].defined()) {
+        const auto& out = arguments_[info_.outs[i]].toTensor();
+        if (out.sizes() != inferred.outs[i].sizes()) {
+          out.resize_(inferred.outs[i].sizes());
         }
       }
     }
@@ -419,6 +349,13 @@ void set_fused_ignores_scaler(bool on) {
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+// These are composed of other operators by default, with statistics of another type than the CPU's
+// backward kernels take.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("native_layer_norm", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  m.impl("native_group_norm", torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {

@@ -38,7 +38,7 @@ void submit(
   {
     Lock lock(book());
     begin(lock, stream, operation, accesses);
-    push(lock, stream, {std::move(run), {}});
+    push(lock, stream, {std::move(run), {}, operation});
   }
   run_eager(stream);
   raise_new_race();
@@ -69,7 +69,7 @@ Recorded record_event(Stream* stream) {
       using namespace std::chrono;
       *when = duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
     };
-    event.position = push(lock, stream, {happen, {}});
+    event.position = push(lock, stream, {happen, {}, nullptr});
   }
   run_eager(stream);
   return event;
@@ -80,7 +80,7 @@ void wait_event(Stream* stream, const Recorded& event) {
     Lock lock(book());
     begin_operation(lock, stream);
     stream->clock.merge(event.clock);
-    push(lock, stream, {nullptr, event.position});
+    push(lock, stream, {nullptr, event.position, nullptr});
   }
   run_eager(stream);
 }

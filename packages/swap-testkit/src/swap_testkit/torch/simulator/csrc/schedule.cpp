@@ -50,12 +50,16 @@ void execute(const Stream* stream, Task& task) {
   if (!task.run) {
     return;
   }
+  auto keep = [&](const std::string& what) {
+    auto where = task.operation == nullptr ? "" : *task.operation + " on " + stream->name() + ": ";
+    keep_late_error(stream->device, where + what);
+  };
   try {
     Sandbox sandbox(task.run);
   } catch (const c10::Error& error) {
-    keep_late_error(stream->device, error.what_without_backtrace());
+    keep(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    keep_late_error(stream->device, error.what());
+    keep(error.what());
   }
 }
 

@@ -163,8 +163,7 @@ void raise_late_error(c10::DeviceIndex device) {
   }
   TORCH_CHECK(
       what.empty(),
-      "simulator: an operation that was queued earlier failed on device ",
-      static_cast<int>(device), ": ", what);
+      "simulator: an operation that was queued earlier failed: ", what);
 }
 
 } // namespace swap_simulator

@@ -30,6 +30,7 @@ struct Position {
 struct Task {
   std::function<void()> run;
   Position after;
+  const std::string* operation = nullptr; // for errors
 };
 
 // A stream lives as long as the process.

@@ -3,6 +3,7 @@
 #include "copies.cpp"
 #include "factories.cpp"
 #include "host_access.cpp"
+#include "inference.cpp"
 #include "module.cpp"
 #include "operator_info.cpp"
 #include "operators.cpp"
