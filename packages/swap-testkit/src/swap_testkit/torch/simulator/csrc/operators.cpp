@@ -180,15 +180,20 @@ class Call {
 
   std::vector<Access> accesses(const std::vector<Tensor>& results) const {
     std::vector<Access> found;
-    for (size_t i = 0; i < arguments_.size(); ++i) {
-      each_tensor(arguments_[i], [&](const Tensor& tensor) {
-        if (on_device(tensor)) {
-          found.push_back(access_of(tensor, info_.writes[i]));
-        }
-      });
-    }
     for (const auto& result : results) {
       found.push_back(access_of(result, true));
+    }
+    // Writes first: of memory that is read and written, that it is written says more.
+    for (bool writes : {true, false}) {
+      for (size_t i = 0; i < arguments_.size(); ++i) {
+        if (info_.writes[i] == writes) {
+          each_tensor(arguments_[i], [&](const Tensor& tensor) {
+            if (on_device(tensor)) {
+              found.push_back(access_of(tensor, writes));
+            }
+          });
+        }
+      }
     }
     return found;
   }
