@@ -6,8 +6,11 @@ It stays for the rest of the process, and torch then has an accelerator; so thes
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -53,3 +56,27 @@ def schedule(request: pytest.FixtureRequest) -> Schedule:
     chosen: Schedule = request.param
     simulator.set_schedule(chosen, seed=3)
     return chosen
+
+
+@pytest.fixture(scope="session")
+def pipelines() -> ModuleType:
+    """The module ``pipelines.py`` beside this file: test modules cannot import each other."""
+    return _beside("pipelines.py")
+
+
+@pytest.fixture(scope="session")
+def planted() -> ModuleType:
+    """The module ``planted.py`` of the folder above."""
+    return _beside("../planted.py")
+
+
+def _beside(name: str) -> ModuleType:
+    path = (HERE / name).resolve()
+    spec = importlib.util.spec_from_file_location(f"simulator_tests_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # dataclasses and inspect look a module up by its name.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -59,7 +59,9 @@ def test_each_device_counts_its_own() -> None:
 def test_a_limit_is_an_out_of_memory_error_and_nothing_else_changes() -> None:
     simulator.set_memory_limit(4096)
     kept = torch.ones(512, device=DEVICE)
-    with pytest.raises(torch.OutOfMemoryError, match=r"asked for, 2048 are in use, the limit is 4096"):
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"asked for, 2048 are in use, the limit is 4096"
+    ):
         torch.empty(513, device=DEVICE)
     assert MEMORY.memory_stats()["num_ooms"] == 1
     assert torch.accelerator.get_memory_info() == (2048, 4096)
