@@ -4,28 +4,28 @@
 In every schedule, also in those in which the results are right. The table has the first report: the
 access that is not waited for, and the one that does not wait.
 
-| fault                              | pipeline | earlier              | later                | access |
-| ---------------------------------- | -------- | -------------------- | -------------------- | ------ |
-| load does not wait for memory      | both     | memory is used again | load                 | writes |
-| update does not wait for its load  | both     | load                 | lerp                 | writes |
-| update waits for another load      | both     | load                 | lerp                 | writes |
-| store does not wait for its update | both     | memory is used again | store                | reads  |
-| load does not wait for the arena   | packed   | lerp                 | load                 | writes |
-| release does not wait for a store  | both     | store                | free                 | frees  |
-| host does not wait for stores      | both     | store                | clone                | reads  |
-| memory is not recorded             | both     | memory is used again | load                 | writes |
-| load is not recorded               | both     | load                 | lerp                 | writes |
-| load is recorded too early         | both     | load                 | lerp                 | writes |
-| update is not recorded             | both     | memory is used again | store                | reads  |
-| update is recorded too early       | both     | lerp                 | store                | reads  |
-| store is not recorded              | packed   | lerp                 | load                 | writes |
-| store is not recorded              | tensor   | store                | free                 | frees  |
-| store is recorded too early        | packed   | store                | load                 | writes |
-| store is recorded too early        | tensor   | store                | free                 | frees  |
-| memory is released before the wait | both     | store                | free                 | frees  |
-| next load comes before the store   | packed   | lerp                 | load                 | writes |
-| store is queued before its update  | both     | memory is used again | store                | reads  |
-| batch is stored and never updated  | both     | memory is used again | store                | reads  |
+| fault                              | pipeline | earlier              | later        | access |
+| ---------------------------------- | -------- | -------------------- | ------------ | ------ |
+| load does not wait for memory      | both     | memory is used again | load         | writes |
+| update does not wait for its load  | both     | load                 | lerp         | writes |
+| update waits for another load      | both     | load                 | lerp         | writes |
+| store does not wait for its update | both     | memory is used again | store        | reads  |
+| load does not wait for the arena   | packed   | lerp                 | load         | writes |
+| release does not wait for a store  | both     | store                | free         | frees  |
+| host does not wait for stores      | both     | store                | clone        | reads  |
+| memory is not recorded             | both     | memory is used again | load         | writes |
+| load is not recorded               | both     | load                 | lerp         | writes |
+| load is recorded too early         | both     | load                 | lerp         | writes |
+| update is not recorded             | both     | memory is used again | store        | reads  |
+| update is recorded too early       | both     | lerp                 | store        | reads  |
+| store is not recorded              | packed   | lerp                 | load         | writes |
+| store is not recorded              | tensor   | store                | free         | frees  |
+| store is recorded too early        | packed   | store                | load         | writes |
+| store is recorded too early        | tensor   | store                | free         | frees  |
+| memory is released before the wait | both     | store                | free         | frees  |
+| next load comes before the store   | packed   | lerp                 | load         | writes |
+| store is queued before its update  | both     | memory is used again | store        | reads  |
+| batch is stored and never updated  | both     | memory is used again | store        | reads  |
 
 Faults that are not of order are for other instruments (../test_planted_faults.py), but use of memory
 that is not there raises here too.

@@ -280,8 +280,8 @@ class SimulatedGroup(dist.ProcessGroup):
         self._gloo.barrier(*(() if opts is None else (opts,))).wait()
         return _Work(None, None, None)
 
-    # Between two processes. gloo sends only when the other side receives, so nobody waits here: what
-    # is sent is set aside, and what is received is moved to the device by ``wait()``.
+    # Between two processes. gloo sends only when the other side receives, so nobody waits here:
+    # what is sent is set aside, and what is received is moved to the device by ``wait()``.
 
     def send(self, tensors: Tensors, peer: int, tag: int) -> _Work:
         """Send to another process."""
