@@ -98,7 +98,7 @@ def test_the_link_carries_one_transfer_in_each_direction() -> None:
 
 
 def test_a_link_needs_threads() -> None:
-    with pytest.raises(ValueError, match="link needs Schedule.THREADS"):
+    with pytest.raises(ValueError, match=r"link needs Schedule\.THREADS"):
         simulator.set_schedule(Schedule.LATEST, link=Link(latency=1))
 
 

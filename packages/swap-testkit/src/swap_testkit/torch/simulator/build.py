@@ -34,7 +34,7 @@ _COMPILERS = ("c++", "g++", "clang++")
 _log = logging.getLogger(__name__)
 
 
-class BuildError(RuntimeError):
+class BuildError(OSError):
     """The simulated accelerator cannot be compiled here. The message says what to do."""
 
 

@@ -11,6 +11,10 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 import torch
+from torch.utils.backend_registration import (
+    generate_methods_for_privateuse1_backend,
+    rename_privateuse1_backend,
+)
 
 from swap_testkit.torch.simulator import device_module
 from swap_testkit.torch.simulator.build import build
@@ -196,7 +200,7 @@ def enabled_name() -> str | None:
 
 
 def _check(name: str, devices: int) -> None:
-    if not (isinstance(name, str) and name.isidentifier() and name.islower()):
+    if not (name.isidentifier() and name.islower()):
         raise ValueError(f"simulator: name={name!r} is not accepted; give a lower-case identifier.")
     if type(devices) is not int or not 1 <= devices <= 64:
         raise ValueError(
@@ -215,12 +219,13 @@ def _start(name: str, devices: int) -> None:
             f"a process has one kind of simulated accelerator. Use another process for {wanted}."
         )
     _refuse_second_backend(name)
-    torch.ops.load_library(build())
-    torch.utils.rename_privateuse1_backend(name)
+    torch.ops.load_library(build())  # type: ignore[no-untyped-call]  # torch
+    rename_privateuse1_backend(name)
     _ops().start(devices)
-    torch._register_device_module(name, device_module)
-    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    torch._register_device_module(name, device_module)  # type: ignore[no-untyped-call]  # torch
+    generate_methods_for_privateuse1_backend(for_storage=True)
     atexit.register(_ops().stop)
+    torch.empty(0, device=name)  # torch's own initialisation, which it puts off until then
     _enabled = wanted
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 
@@ -100,6 +100,10 @@ def init() -> None:
     """Nothing to do."""
 
 
+def _lazy_init() -> None:
+    """What torch calls at first use; before that it skips synchronisation."""
+
+
 def _is_in_bad_fork() -> bool:
     """Whether this process was forked from the one that enabled the simulator."""
     return os.getpid() != _process
@@ -174,9 +178,9 @@ class Stream(torch.Stream):
     def __new__(cls, device: Where = None, priority: int = 0, **identity: Identity) -> Stream:
         """Take a stream of the pool, or with ``stream_id`` and so on one that exists."""
         if identity:
-            return cast("Stream", super().__new__(cls, priority=priority, **identity))
+            return super().__new__(cls, priority=priority, **identity)
         where = torch.device(_type(), _index(device))
-        return cast("Stream", super().__new__(cls, device=where, priority=priority))
+        return super().__new__(cls, device=where, priority=priority)
 
 
 class Event(torch.Event):
@@ -188,8 +192,7 @@ class Event(torch.Event):
         """Make an event; it belongs to the device on which it is first recorded."""
         if interprocess:
             raise NotImplementedError("simulator: events between processes are not simulated")
-        made = super().__new__(cls, device=_type(), enable_timing=enable_timing, blocking=blocking)
-        return cast("Event", made)
+        return super().__new__(cls, device=_type(), enable_timing=enable_timing, blocking=blocking)
 
 
 def current_stream(where: Where = None) -> torch.Stream:

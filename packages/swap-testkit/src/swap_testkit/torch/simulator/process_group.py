@@ -43,6 +43,11 @@ class Waitable(Protocol):
 _groups: WeakSet[SimulatedGroup] = WeakSet()
 
 
+_WorkBase: Any = vars(dist)["_Work"]
+_ProcessGroup: Any = dist.ProcessGroup
+"""Untyped: its methods have overloads of which torch calls one, and other names in each version."""
+
+
 def register_backend() -> None:
     """Let ``torch.distributed`` know the backend; the default one for simulated devices.
 
@@ -70,7 +75,7 @@ def _let_go_of_gloo() -> None:
         group.close()
 
 
-class _Work(dist._Work):
+class _Work(_WorkBase):  # type: ignore[misc]  # torch does not type it
     """A collective that is queued: done for the host, but other streams must wait for it.
 
     Args:
@@ -130,7 +135,7 @@ class _Work(dist._Work):
         return future
 
 
-class SimulatedGroup(dist.ProcessGroup):
+class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
     """A process group for tensors of simulated devices, and of the CPU."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
@@ -195,7 +200,7 @@ class SimulatedGroup(dist.ProcessGroup):
             self._streams[device] = torch.Stream(device=device)
         return self._streams[device]
 
-    def allreduce(self, tensors: Tensors, opts: Options = None) -> _Work:
+    def allreduce(self, tensors: Tensors | torch.Tensor, opts: Options = None) -> _Work:
         """Reduce in place."""
         if isinstance(tensors, torch.Tensor):
             tensors = [tensors]

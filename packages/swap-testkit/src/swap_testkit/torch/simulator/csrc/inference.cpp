@@ -19,11 +19,11 @@ constexpr size_t kRemembered = 1 << 14;
 class Signature {
  public:
   Signature(const OperatorInfo& info, const std::vector<IValue>& arguments) {
-    number(reinterpret_cast<intptr_t>(info.name));
     number(reinterpret_cast<intptr_t>(&info));
     bool has_tensors = false;
-    for (const auto& argument : arguments) {
-      each_tensor(argument, [&](const Tensor&) { has_tensors = true; });
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      bool out = std::find(info.outs.begin(), info.outs.end(), i) != info.outs.end();
+      each_tensor(arguments[i], [&](const Tensor&) { has_tensors = has_tensors || !out; });
     }
     for (const auto& argument : arguments) {
       add(argument, has_tensors);

@@ -38,7 +38,9 @@ bool takes_cpu_tensors(const std::string& name) {
 
 Tensor as_it_is_now(const Tensor& host) {
   auto copy = host.detach().clone();
-  copy.unsafeGetTensorImpl()->set_wrapped_number(host.unsafeGetTensorImpl()->is_wrapped_number());
+  if (host.unsafeGetTensorImpl()->is_wrapped_number()) {
+    copy.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
   return copy;
 }
 
@@ -337,6 +339,25 @@ void fallback(const c10::OperatorHandle& handle, Stack* stack) {
   Call(handle, stack).run();
 }
 
+c10::OperatorHandle operator_named(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+}
+
+// torch's convolution asks other devices than its own for operators of this name.
+void convolution(const c10::OperatorHandle&, Stack* stack) {
+  static const auto* handle = new c10::OperatorHandle(operator_named("aten::convolution"));
+  Call(*handle, stack).run();
+}
+
+void convolution_backward(const c10::OperatorHandle&, Stack* stack) {
+  static const auto* handle = new c10::OperatorHandle(operator_named("aten::convolution_backward"));
+  constexpr int64_t kArguments = 10;
+  auto first = stack->end() - kArguments;
+  auto bias_sizes = c10::List<int64_t>({first->toTensor().size(1)});
+  stack->insert(first + 3, IValue(bias_sizes));
+  Call(*handle, stack).run();
+}
+
 } // namespace
 
 std::map<std::string, int64_t> fallbacks() {
@@ -361,6 +382,11 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("native_layer_norm", torch::CppFunction::makeFromBoxedFunction<&fallback>());
   m.impl("native_group_norm", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  m.impl(
+      "convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
+  m.impl(
+      "convolution_backward_overrideable",
+      torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
 }
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
