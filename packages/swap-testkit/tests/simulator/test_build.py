@@ -99,9 +99,9 @@ def test_processes_do_not_race(tmp_path: Path) -> None:
     }
     processes = [
         subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE)
-        for _ in range(3)
+        for _ in range(2)
     ]
-    assert [process.communicate(timeout=60)[0] for process in processes] == [b"built\n"] * 3
+    assert [process.communicate(timeout=60)[0] for process in processes] == [b"built\n"] * 2
     made = (tmp_path / "log").read_text().split()
     assert sorted(made) == [
         "libswap_simulator.so",
@@ -113,7 +113,7 @@ def test_processes_do_not_race(tmp_path: Path) -> None:
 def test_what_the_compiler_says_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(stand_in(tmp_path, fails=True)))
-    with pytest.raises(BuildError, match=r"(?s)Supported are torch .* a word of the compiler"):
+    with pytest.raises(BuildError, match=r"(?s)Supported are torch .*\na word of the compiler"):
         build()
     assert not recipe().is_built
     assert list(recipe().library.parent.glob("tmp*")) == []

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +30,8 @@ CACHE_VARIABLE = "SWAP_TESTKIT_CACHE"
 
 _SOURCES = Path(__file__).parent / "csrc"
 _UNITS = ("unity_operators.cpp", "unity_runtime.cpp")
+_SUPPORTED = "2.10 to 2.13"
+"""Versions with which it was tested."""
 _COMPILERS = ("c++", "g++", "clang++")
 _log = logging.getLogger(__name__)
 
@@ -157,12 +159,10 @@ def _compile(how: Recipe) -> None:
             _start([how.compiler, *how.flags, "-c", str(_SOURCES / unit), "-o", str(target)])
             for unit, target in zip(_UNITS, objects, strict=True)
         ]
-        for process in compilers:
-            _finish(process)
+        _finish(compilers)
         linked = Path(scratch) / how.library.name
-        _finish(
-            _start([how.compiler, "-shared", *map(str, objects), "-o", str(linked), *_linked()])
-        )
+        link = [how.compiler, "-shared", *map(str, objects), "-o", str(linked), *_linked()]
+        _finish([_start(link)])
         # In one move: nobody ever sees half a file.
         linked.replace(how.library)
 
@@ -179,12 +179,12 @@ def _start(command: list[str]) -> subprocess.Popen[str]:
     )
 
 
-def _finish(process: subprocess.Popen[str]) -> None:
-    output, _ = process.communicate()
-    if process.returncode != 0:
-        command = process.args if isinstance(process.args, list) else [str(process.args)]
-        raise BuildError(
-            f"Compiling the simulated accelerator for torch {torch.__version__} failed. Supported "
-            f"are torch 2.10 to 2.13 with a C++20 compiler (GCC 11 or newer, Clang 14 or newer).\n"
-            f"{' '.join(map(str, command))}\n{output[-4000:]}"
-        )
+def _finish(processes: Sequence[subprocess.Popen[str]]) -> None:
+    for process, output in [(process, process.communicate()[0]) for process in processes]:
+        if process.returncode != 0:
+            command = process.args if isinstance(process.args, list) else [str(process.args)]
+            raise BuildError(
+                f"Compiling the simulated accelerator for torch {torch.__version__} failed. "
+                f"Supported are torch {_SUPPORTED} with a C++20 compiler (such as GCC 12).\n"
+                f"{' '.join(map(str, command))}\n{output[-4000:]}"
+            )
