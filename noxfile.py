@@ -180,11 +180,17 @@ def build(session: nox.Session) -> None:
 
 
 def check_contents(session: nox.Session, distribution: Distribution, wheel: Path) -> None:
-    """Fail unless the wheel holds the module, its type marker and its licence, and no tests."""
+    """Fail unless the wheel holds all of the module and its licence, and no tests."""
     with zipfile.ZipFile(wheel) as archive:
         files = set(archive.namelist())
     metadata = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
-    missing = {f"{distribution.module}/py.typed", f"{metadata}/licenses/LICENSE"} - files
+    source = ROOT / distribution.folder / "src"
+    needed = {
+        file.relative_to(source).as_posix()
+        for file in source.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    missing = (needed | {f"{metadata}/licenses/LICENSE"}) - files
     if missing:
         session.error(f"{wheel.name} lacks {sorted(missing)}")
     allowed = (f"{distribution.module}/", f"{metadata}/")
