@@ -47,13 +47,13 @@ class LoadedState:
     def _dtype(self) -> torch.dtype:
         param = self.unit.param
         if self.counter:
-            return torch.float32 if self.group["fused"] else self.value.dtype
+            return torch.float32 if self.group.get("fused") else self.value.dtype
         return param.dtype if param.is_floating_point() else self.value.dtype
 
     def where_it_stays(self) -> torch.Tensor:
         """A copy with native's dtype, on the device where native kernels want it."""
         local = local_of(self.value).detach()
-        on_device = self.group["fused"] or not self.counter
+        on_device = self.group.get("fused") or not self.counter
         device = local_of(self.unit.param).device if on_device else torch.device("cpu")
         copied = local.to(device=device, dtype=self._dtype, copy=True)
         return wrap_like(self.value, copied, state_exists=True)
