@@ -92,6 +92,7 @@ def tests(session: nox.Session) -> None:
         session.notify(f"tests-{distribution.name}")
     session.notify("align")
     session.notify("downstream")
+    session.notify("integrations")
 
 
 def add_tests_session(distribution: Distribution) -> None:
@@ -148,6 +149,13 @@ def downstream(session: nox.Session) -> None:
     # In its own folder, with its own settings: nothing of this repository is on the path.
     session.chdir("examples/downstream_alignment")
     session.run("pytest", "-c", "pyproject.toml", *session.posargs)
+
+
+@nox.session
+def integrations(session: nox.Session) -> None:
+    """Train with Accelerate, Transformers, Lightning and DCP, natively and swapped, and resume."""
+    install(session, group("integrations"), DISTRIBUTIONS)
+    session.run("pytest", "examples/trainers/tests", *session.posargs)
 
 
 @nox.session
