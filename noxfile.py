@@ -55,7 +55,12 @@ DISTRIBUTIONS = (
         never_loads=("mindspore",),
         portable_extras=("torch",),
     ),
+    Distribution(
+        "swap-mindspore", tested_with=("swap-core", "swap-testkit"), never_loads=("torch",)
+    ),
 )
+TORCH_DISTRIBUTIONS = tuple(each for each in DISTRIBUTIONS if each.name != "swap-mindspore")
+"""What one environment with torch holds: MindSpore wants an older numpy, and its own gigabytes."""
 
 CHECK_IMPORT = """
 import importlib, importlib.metadata, sys
@@ -114,7 +119,7 @@ for each in DISTRIBUTIONS:
 @nox.session
 def align(session: nox.Session) -> None:
     """Train every parallel scenario natively and swapped on gloo; report in build/align."""
-    install(session, (), DISTRIBUTIONS)
+    install(session, (), TORCH_DISTRIBUTIONS)
     scenarios = session.posargs or ("--scenario", "all")
     session.run(
         *("python", "-m", "swap_testkit", "align", *scenarios),
@@ -126,7 +131,7 @@ def align(session: nox.Session) -> None:
 def align_cards(session: nox.Session) -> None:
     """Train every scenario on the cards of this machine, with its torch; -- --allow-no-cards."""
     # --no-deps: torch is the machine's own, built for its cards.
-    session.install("--no-deps", *(distribution.folder for distribution in DISTRIBUTIONS))
+    session.install("--no-deps", *(distribution.folder for distribution in TORCH_DISTRIBUTIONS))
     session.install("matplotlib", "numpy", "rich")
     session.run(
         *("python", "-m", "swap_testkit", "cards", "--steps", "8", "--report", "build/align_cards"),
@@ -140,7 +145,7 @@ def downstream(session: nox.Session) -> None:
     session.install("build")
     wheels = Path(session.create_tmp()) / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
-    for distribution in DISTRIBUTIONS:
+    for distribution in TORCH_DISTRIBUTIONS:
         session.run(
             "python", "-m", "build", "--wheel", "--outdir", str(wheels), distribution.folder
         )
@@ -209,12 +214,12 @@ def check_import(session: nox.Session, distribution: Distribution, wheel: Path) 
 @nox.session
 def demo(session: nox.Session) -> None:
     """Train a small GPT natively and swapped, and compare."""
-    install(session, group("demo"), DISTRIBUTIONS)
+    install(session, group("demo"), TORCH_DISTRIBUTIONS)
     session.run("python", "examples/train_gpt.py", *session.posargs)
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure the host-side cost of a swapped step."""
-    install(session, group("bench"), DISTRIBUTIONS)
+    install(session, group("bench"), TORCH_DISTRIBUTIONS)
     session.run("python", "benchmarks/host_overhead.py", *session.posargs)
