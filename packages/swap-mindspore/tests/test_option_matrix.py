@@ -77,61 +77,61 @@ HALVES = [name for name in CASES if "amsgrad" not in name]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_same_bits(twins, name) -> None:
-    pair = twins(CASES[name])
+def test_same_bits(kit, name) -> None:
+    pair = kit.make_twins(CASES[name])
     pair.step(3)
     assert pair.swapped.global_step.asnumpy()[0] == 3
 
 
 @pytest.mark.parametrize("name", HALVES)
-def test_same_bits_in_half_precision(twins, name) -> None:
-    pair = twins(CASES[name], dtype=ms.float16)
+def test_same_bits_in_half_precision(kit, name) -> None:
+    pair = kit.make_twins(CASES[name], dtype=ms.float16)
     assert pair.swapped.swap_report().states[0].dtype == "float16"
     pair.step(2)
 
 
 @pytest.mark.parametrize("swap_times", [1, 2, 6, 16])
 @pytest.mark.parametrize("make", [nn.Adam, nn.AdamWeightDecay])
-def test_same_bits_for_any_number_of_batches(twins, make, swap_times) -> None:
-    pair = twins(make, swap_times=swap_times)
+def test_same_bits_for_any_number_of_batches(kit, make, swap_times) -> None:
+    pair = kit.make_twins(make, swap_times=swap_times)
     pair.step(2)
     assert pair.swapped.swap_report().batches == min(swap_times, 6)
 
 
 @pytest.mark.parametrize(("min_numel", "swapping"), [(0, 12), (30, 8), (10**6, 0)])
-def test_small_states_stay(twins, min_numel, swapping) -> None:
+def test_small_states_stay(kit, min_numel, swapping) -> None:
     if swapping == 0:
         with pytest.warns(UserWarning, match="fewer elements than min_numel"):
-            pair = twins(nn.Adam, min_numel=min_numel)
+            pair = kit.make_twins(nn.Adam, min_numel=min_numel)
     else:
-        pair = twins(nn.Adam, min_numel=min_numel)
+        pair = kit.make_twins(nn.Adam, min_numel=min_numel)
     pair.step(2)
     states = pair.swapped.swap_report().states
     assert sum(state.stays is None for state in states) == swapping
 
 
 @pytest.mark.parametrize("keys", [("exp_avg",), ("exp_avg_sq", "max_exp_avg_sq")])
-def test_some_of_the_states(twins, keys) -> None:
-    pair = twins(lambda ps: nn.Adam(ps, 0.01, use_amsgrad=True), state_keys=keys)
+def test_some_of_the_states(kit, keys) -> None:
+    pair = kit.make_twins(lambda ps: nn.Adam(ps, 0.01, use_amsgrad=True), state_keys=keys)
     pair.step(2)
     swapping = {s.key for s in pair.swapped.swap_report().states if s.stays is None}
     assert swapping == set(keys)
 
 
 @pytest.mark.parametrize("dtype", [ms.float16, ms.float32])
-def test_gradients_of_another_dtype_as_native_takes_them(twins, dtype) -> None:
+def test_gradients_of_another_dtype_as_native_takes_them(kit, dtype) -> None:
     for make in [nn.Adam, nn.AdamWeightDecay] if dtype == ms.float32 else [nn.AdamWeightDecay]:
-        pair = twins(make, dtype=dtype)
+        pair = kit.make_twins(make, dtype=dtype)
         other = ms.float16 if dtype == ms.float32 else ms.float32
         for optimizer in (pair.native, pair.swapped):
             optimizer(tuple(p.astype(other) for p in optimizer.parameters))
         pair.check()
 
 
-def test_wrapping_after_native_steps(twins) -> None:
+def test_wrapping_after_native_steps(kit) -> None:
     from swap_mindspore import HostDevice, SwapOptimizerConfig, swap_optimizer
 
-    pair = twins(nn.Adam)
+    pair = kit.make_twins(nn.Adam)
     pair.step(1)
     native = pair.native
     swapped = swap_optimizer(

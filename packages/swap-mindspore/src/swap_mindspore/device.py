@@ -78,7 +78,7 @@ def fill_storages(memory: DeviceMemory) -> None:
     """
     for tensor, nbytes in zip(memory.tensors, memory.sizes, strict=True):
         storage = tensor.untyped_storage()
-        storage.resize_(nbytes)
+        _resize(storage, nbytes)
         if storage.nbytes() != nbytes:
             raise MemoryError(f"no {nbytes:,} bytes for a tensor of shape {tuple(tensor.shape)}")
 
@@ -88,4 +88,8 @@ def empty_storages(memory: DeviceMemory) -> None:
     for tensor in memory.tensors:
         storage = tensor.untyped_storage()
         if storage.nbytes() > 0:
-            storage.resize_(0)
+            _resize(storage, 0)
+
+
+def _resize(storage: Any, nbytes: int) -> None:  # noqa: ANN401  # MindSpore's, untyped
+    storage.resize_(nbytes)
