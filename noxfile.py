@@ -123,7 +123,7 @@ def align(session: nox.Session) -> None:
     scenarios = session.posargs or ("--scenario", "all")
     session.run(
         *("python", "-m", "swap_testkit", "align", *scenarios),
-        *("--steps", "4", "--swap-times", "4", "--min-numel", "16", "--report", "build/align"),
+        *("--steps", "3", "--swap-times", "4", "--min-numel", "16", "--report", "build/align"),
     )
 
 

@@ -8,6 +8,7 @@ from swap_core import errors
 
 KINDS = {
     "AlreadyWrappedError": ValueError,
+    "StateDictError": ValueError,
     "StateLostError": RuntimeError,
     "SwapInternalError": RuntimeError,
     "UnknownStateKeyError": ValueError,

@@ -26,6 +26,7 @@ NAMES = [
     "Residency",
     "Run",
     "Span",
+    "StateDictError",
     "StateLostError",
     "StateReport",
     "StayReason",

@@ -41,6 +41,7 @@ def test_one_ulp_is_one_ulp_in_every_type(dtype: torch.dtype) -> None:
     assert (difference.index, difference.ulps, difference.elements) == ((1,), 1, 1)
     assert difference.native == -2.5
     assert difference.swapped == float(other[1])
+    assert array_of(one).digest() != array_of(other).digest()
 
 
 def test_zero_and_minus_zero_differ_by_no_ulp_but_differ() -> None:

@@ -159,7 +159,7 @@ class Pair:
 
     def host_ranges(self) -> list[tuple[int, int]]:
         """Addresses of the host memory."""
-        pools = self.swapped._swap._table._pools.values()  # type: ignore[attr-defined]
+        pools = self.swapped._swap._table.homes._pools.values()  # type: ignore[attr-defined]
         blocks = [block for pool in pools for block in pool._segments.values()]
         return [(block.data_ptr(), block.data_ptr() + block.nbytes) for block in blocks]
 

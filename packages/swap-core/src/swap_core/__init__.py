@@ -12,6 +12,7 @@ from swap_core.config import SwapOptimizerConfig
 from swap_core.device import SwapDevice
 from swap_core.errors import (
     AlreadyWrappedError,
+    StateDictError,
     StateLostError,
     SwapInternalError,
     UnknownStateKeyError,
@@ -45,6 +46,7 @@ __all__ = [
     "Residency",
     "Run",
     "Span",
+    "StateDictError",
     "StateLostError",
     "StateReport",
     "StayReason",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "AlreadyWrappedError",
+    "StateDictError",
     "StateLostError",
     "SwapInternalError",
     "UnknownStateKeyError",
@@ -30,6 +31,10 @@ class UnknownStateKeyError(ValueError):
 
 class AlreadyWrappedError(ValueError):
     """The optimizer swaps already; wrapping it twice would swap nothing more."""
+
+
+class StateDictError(ValueError):
+    """A state dict does not fit the optimizer that it is loaded into. Nothing was changed."""
 
 
 class StateLostError(RuntimeError):

@@ -23,6 +23,7 @@ class StayReason(Enum):
     ON_CPU = "its parameter is on the CPU, so there is no device memory to save"
     NOT_MATERIALISED = "its parameter is on the meta device and has no memory yet"
     TOO_SMALL = "it has fewer elements than min_numel"
+    RELOADED = "it was brought to the device by reload(), until offload()"
     SHARES_STORAGE = "it shares its storage with other tensors"
 
 

@@ -22,8 +22,12 @@ from swap_core import (
 from swap_torch.adapter import TorchStep, TorchSwapAdapter
 from swap_torch.device import AnyTorchDevice
 from swap_torch.eligibility import Eligibility
+from swap_torch.loading import Loader
+from swap_torch.phases import Phase, Phases
 from swap_torch.plan import Lane, Plan, same_groups
 from swap_torch.planner import Planner
+from swap_torch.reading import LoadedEntries
+from swap_torch.snapshot import Snapshots
 from swap_torch.states import OptimizerState, StateTable
 
 __all__ = ["SwapEngine"]
@@ -40,6 +44,7 @@ class SwapEngine:
         adapter: The optimizer's adapter, already validated.
         config: How to swap.
         device: Given explicitly by the user, or None.
+        phase: Where states are that the optimizer has already.
     """
 
     def __init__(
@@ -47,17 +52,21 @@ class SwapEngine:
         adapter: TorchSwapAdapter,
         config: SwapOptimizerConfig,
         device: AnyTorchDevice | None,
+        phase: Phase = Phase.SWAPPED,
     ) -> None:
         self.adapter = adapter
         self.config = config
         self.device = device
         self.ledger = Ledger()
         self._table = StateTable(adapter, Eligibility(config, device), self.ledger)
+        self._snapshots = Snapshots(self._table)
+        self._phases = Phases(adapter, self._table, phase)
         self._planner = Planner(adapter, self._table, config, self.ledger)
         self._plans: OrderedDict[object, Plan] = OrderedDict()
         self._params: list[list[torch.Tensor]] = []
         """The parameters of each group, as of the newest plan."""
         self._latest: tuple[Lane, ...] = ()
+        self._looked_at = False
         self._in_flight: dict[torch.device, tuple[AnyTorchDevice, Any]] = {}
 
     @property
@@ -74,6 +83,11 @@ class SwapEngine:
         """
         step = self.adapter.prepare_step()
         if step.grads:
+            self._phases.resume(state)
+            if self._looked_at:
+                self._table.notice_moves(state)
+                self._snapshots.leave(state)
+                self._looked_at = False
             plan = self._plan(step, state)
             plan.localize(step, self.adapter)
             self._run(step, plan)
@@ -85,6 +99,11 @@ class SwapEngine:
             device.synchronize(event)
         self._in_flight.clear()
 
+    def show(self) -> None:
+        """Settle, and remember that somebody looks at the states, and may move them."""
+        self.settle()
+        self._looked_at = True
+
     @torch.no_grad()
     def adopt(self, state: OptimizerState) -> None:
         """Move states that exist and swap, but are not in their host memory, there.
@@ -94,6 +113,38 @@ class SwapEngine:
         self.settle()
         self._plans.clear()
         self._table.adopt(state)
+        self._phases.park(state)
+
+    @torch.no_grad()
+    def snapshot(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Make of a native state dict one that later updates do not change.
+
+        Args:
+            state_dict: Made when all stores were done; not changed.
+        """
+        return self._snapshots.take(state_dict)
+
+    @torch.no_grad()
+    def load(self, entries: LoadedEntries, present: list[OptimizerState]) -> OptimizerState:
+        """Make a new ``optimizer.state``; see :meth:`Loader.load`."""
+        self.settle()
+        # Plans hold states; memory of states that are held is not used again.
+        self._plans.clear()
+        self._latest = ()
+        return Loader(self._table).load(entries, present)
+
+    @property
+    def phase(self) -> Phase:
+        """Where states are between updates."""
+        return self._phases.phase
+
+    @torch.no_grad()
+    def enter(self, phase: Phase, state: OptimizerState) -> None:
+        """Bring all states to where they are in ``phase``; see :meth:`Phases.enter`."""
+        self.settle()
+        self._plans.clear()
+        self._latest = ()
+        self._phases.enter(phase, state)
 
     def warn_if_nothing_swaps(self) -> None:
         """Warn, once, when no state of any parameter can ever swap, and say why."""
@@ -121,7 +172,7 @@ class SwapEngine:
             states=tuple(self._table.report(state)),
             batches=len(batches),
             batch_bytes=tuple(batch.nbytes for batch in batches),
-            pinned=self._table.pinned,
+            pinned=self._table.homes.pinned,
             ledger=replace(self.ledger),
             last_step=self._times(self._latest[0]) if self._latest else None,
         )

@@ -80,4 +80,5 @@ def own_storage_view(
         stride: Its strides in elements; dense.
     """
     flat: torch.Tensor = from_dlpack(to_dlpack(raw))
-    return flat.view(dtype).as_strided(shape, stride)
+    # Detached, since a view keeps its base: one more user of the storage than there seems to be.
+    return flat.view(dtype).as_strided(shape, stride).detach()

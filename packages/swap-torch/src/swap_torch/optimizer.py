@@ -10,8 +10,10 @@ could be stepped by mistake.
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ClassVar, SupportsIndex, overload
 from weakref import ref
@@ -23,6 +25,8 @@ from swap_core import SwapOptimizerConfig, SwapReport, find_adapter, format_byte
 from swap_torch.adapter import TorchSwapAdapter
 from swap_torch.device import AnyTorchDevice
 from swap_torch.engine import SwapEngine
+from swap_torch.phases import Phase
+from swap_torch.reading import read_state_dict
 
 __all__ = ["TorchSwapOptimizer", "make_engine", "turn_into_swap_optimizer"]
 
@@ -48,7 +52,7 @@ class TorchSwapOptimizer(Optimizer):
         out before a later ``step()`` may be read after it once ``state`` was looked at again.
         """
         if "_swap" in self.__dict__:
-            self._swap.settle()
+            self._swap.show()
         state: defaultdict[torch.Tensor, Any] = self.__dict__["state"]
         return state
 
@@ -104,6 +108,82 @@ class TorchSwapOptimizer(Optimizer):
         self._swap.adapter.validate_group(complete, f"the new param group {index}")
         super().add_param_group(param_group)
 
+    # Checkpoints.
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what ``state_dict()`` of this or of a native optimizer returned.
+
+        From host to host, with native's casts; nothing of ``state_dict`` is kept or changed.
+        Options, such as the learning rate, come from it too, as natively.
+
+        Raises:
+            ValueError: it does not fit this optimizer; names group, parameter and key. Nothing was
+                changed.
+        """
+
+        def take(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+            return self._swap_take(state_dict)
+
+        # After the hooks of users, which may edit the state dict; native does the rest.
+        handle = self.register_load_state_dict_pre_hook(take)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def _swap_take(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Load the states, and leave the rest to native."""
+        entries = read_state_dict(self, self._swap.adapter, state_dict)
+        groups = copy.deepcopy(state_dict["param_groups"])
+        ours = {number for group in groups for number in group["params"]}
+        present = [self.__dict__.pop("state")]
+        try:
+            loaded = self._swap.load(entries, present)
+        except BaseException:
+            self.state = present.pop()
+            raise
+        self.state = loaded
+        # For __setstate__, which native calls with the new groups.
+        self.__dict__["_swap_loaded"] = loaded
+        others = {key: value for key, value in state_dict["state"].items() if key not in ours}
+        return {**state_dict, "state": others, "param_groups": groups}
+
+    # Phases.
+
+    def reload(self) -> None:
+        """Bring all states to the device, where they stay until :meth:`offload`.
+
+        For phases of many updates with memory to spare: updates then move nothing and run as
+        natively, with the same bits. ``optimizer.state`` shows device tensors. Blocks until they
+        are there. Any number of times, and before the first step.
+
+        Raises:
+            torch.OutOfMemoryError: they do not fit; nothing was moved.
+        """
+        self._swap.enter(Phase.ON_DEVICE, self.state)
+
+    def offload(self) -> None:
+        """Bring all states to the host, also those that stay on the device between updates.
+
+        After :meth:`reload`, or to clear the device for another phase. Updates swap as before; the
+        first one brings what stays on the device back. Blocks until the states are on the host. Any
+        number of times, and before the first step.
+        """
+        self._swap.enter(Phase.OFFLOADED, self.state)
+
+    @contextmanager
+    def states_on_device(self) -> Iterator[None]:
+        """All states are on the device inside ``with``, and where they were before after it.
+
+        For code that reads or edits states there; edits are kept. Updates may be made inside.
+        """
+        before = self._swap.phase
+        self.reload()
+        try:
+            yield
+        finally:
+            self._swap.enter(before, self.state)
+
     def swap_report(self) -> SwapReport:
         """Tell what swaps and what stays and why, bytes on host and device, and the last times.
 
@@ -115,6 +195,8 @@ class TorchSwapOptimizer(Optimizer):
         """Tell in one line that this optimizer swaps, and how much."""
         engine = self._swap
         how = "packed" if engine.packed else "per tensor"
+        if engine.phase is not Phase.SWAPPED:
+            how += f", now {engine.phase.value}"
         groups = len(self.param_groups)
         params = sum(len(group["params"]) for group in self.param_groups)
         return (
@@ -127,15 +209,22 @@ class TorchSwapOptimizer(Optimizer):
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
         """Make a new swapped optimizer with the same config from the native state."""
         engine = self._swap
-        arguments = (self._swap_base, type(engine.adapter), engine.config, engine.device)
+        # Of states on the device the copy takes those that swap to the host at once.
+        phase = Phase.OFFLOADED if engine.phase is Phase.OFFLOADED else Phase.SWAPPED
+        arguments = (self._swap_base, type(engine.adapter), engine.config, engine.device, phase)
         return _blank, arguments, {**self.__getstate__(), "state": self.state}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over states, from a pickle or from native ``load_state_dict``."""
+        """Take over states, from a pickle or from :meth:`load_state_dict`."""
+        loaded = self.__dict__.pop("_swap_loaded", None)
+        if loaded is not None:
+            loaded.update(state["state"])
+            state = {**state, "state": loaded}
         super().__setstate__(state)
         if "_swap" not in self.__dict__:
-            kind, config, device = self.__dict__.pop("_swap_arguments")
-            self._swap = SwapEngine(kind(self), config, device)
+            kind, config, device, phase = self.__dict__.pop("_swap_arguments")
+            self._swap = SwapEngine(kind(self), config, device, phase)
+            self.register_state_dict_post_hook(_snapshot, prepend=True)
         self._swap.adopt(self.__dict__["state"])
 
 
@@ -164,8 +253,15 @@ def turn_into_swap_optimizer(optimizer: Optimizer, engine: SwapEngine) -> None:
     optimizer.__class__ = _swap_class(type(optimizer))
     # Native does this in __init__: it puts the hook wrapper around the class's step.
     optimizer._patch_step_function()
+    optimizer.register_state_dict_post_hook(_snapshot, prepend=True)
     if scheduled_step is not None:
         optimizer.__dict__["step"] = _step_seen_by_scheduler(optimizer)
+
+
+def _snapshot(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The first of the hooks that a state dict goes through."""
+    engine: SwapEngine = optimizer.__dict__["_swap"]
+    return engine.snapshot(state_dict)
 
 
 _classes: dict[type[Optimizer], type[Optimizer]] = {}
@@ -186,11 +282,12 @@ def _blank(
     adapter: type[TorchSwapAdapter],
     config: SwapOptimizerConfig,
     device: AnyTorchDevice | None,
+    phase: Phase,
 ) -> Optimizer:
     """An object for ``__setstate__`` to fill."""
     kind = _swap_class(base)
     optimizer = kind.__new__(kind)
-    optimizer.__dict__["_swap_arguments"] = (adapter, config, device)
+    optimizer.__dict__["_swap_arguments"] = (adapter, config, device, phase)
     return optimizer
 
 

@@ -23,7 +23,8 @@ from swap_torch.device import AnyTorchDevice
 from swap_torch.plan import Lane, Plan
 from swap_torch.sharding import is_sharded, local_of
 from swap_torch.staging import PackedStaging, PerTensorStaging, Staging
-from swap_torch.states import OptimizerState, StateTable, SwappedState
+from swap_torch.states import OptimizerState, StateTable
+from swap_torch.swapped import SwappedState
 from swap_torch.ties import tied_units
 
 __all__ = ["Planner"]
@@ -138,7 +139,7 @@ class Planner:
     def _staging(self, device: AnyTorchDevice) -> Staging:
         key = device.torch_device
         if key not in self._stagings:
-            pool = self._table.pool(device)
+            pool = self._table.homes.pool(device)
             self._stagings[key] = (
                 PackedStaging(device, pool, self._ledger, self._config.staging_buffers)
                 if self.packed

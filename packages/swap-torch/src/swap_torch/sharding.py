@@ -2,7 +2,8 @@
 """Sharded tensors: the part that this rank holds, and the wrapper around it.
 
 Two classes wrap a local tensor in ``_local_tensor``: torch's DTensor, and HyperParallel's
-(``hyper_parallel.core.dtensor.dtensor.DTensor``, matched by name and never imported).
+(``hyper_parallel.core.dtensor.dtensor.DTensor``, which in March 2026 was still in
+``hyper_parallel.core.dtensor``; matched by name and never imported).
 
 Adam is element-wise, so it runs on local shards, with the bits of the wrapper's own dispatch and
 without its cost. ``_local_tensor`` and not ``to_local()``: the latter makes a new autograd view on
@@ -21,7 +22,10 @@ import torch
 
 __all__ = ["is_sharded", "local_gradients", "local_of", "locals_of", "placed_alike", "wrap_like"]
 
-_HYPER_NAME = "hyper_parallel.core.dtensor.dtensor.DTensor"
+_HYPER_NAMES = {
+    "hyper_parallel.core.dtensor.dtensor.DTensor",
+    "hyper_parallel.core.dtensor.DTensor",
+}
 
 
 _LOCAL: Callable[[torch.Tensor], torch.Tensor] = attrgetter("_local_tensor")
@@ -46,11 +50,11 @@ def _wrapper_of(kind: type) -> _Wrapper:
         return known
     # Nobody can have a DTensor before its module is there, and importing that takes a second.
     module = sys.modules.get("torch.distributed.tensor")
-    names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
+    names = {f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__}
     if module is not None and module.DTensor in kind.__mro__:
         found = _Wrapper.DTENSOR
     else:
-        found = _Wrapper.HYPER if _HYPER_NAME in names else _Wrapper.NONE
+        found = _Wrapper.HYPER if names & _HYPER_NAMES else _Wrapper.NONE
     _wrappers[kind] = found
     return found
 

@@ -27,7 +27,7 @@ from swap_core import (
 from swap_torch.device import AnyTorchDevice, DeviceMemory, Transfer
 from swap_torch.host import HostPool
 from swap_torch.plan import TorchBatch, TorchPipeline
-from swap_torch.states import SwappedState
+from swap_torch.swapped import SwappedState
 
 __all__ = ["Bound", "PackedStaging", "PerTensorStaging", "Staging"]
 

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a state dict holds for an optimizer, checked. Nothing is changed or copied here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, TypeAlias, final
+
+import torch
+
+from swap_core import StateDictError, UnsupportedOptionError, UpdateUnit
+from swap_torch.adapter import TorchSwapAdapter, TorchUnit, owner_name
+from swap_torch.sharding import is_sharded, local_of, wrap_like
+
+__all__ = ["LoadedEntries", "LoadedState", "read_state_dict"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedState:
+    """One tensor of a state dict and the parameter that it is for."""
+
+    unit: TorchUnit
+    key: str
+    value: torch.Tensor
+    """As it is in the state dict."""
+    group: Mapping[str, Any]
+    """The options that its group has in the state dict, complete."""
+    counter: bool
+    """Whether it is a counter such as ``step``."""
+    used: bool
+    """Whether updates with these options use it."""
+
+    @property
+    def name(self) -> tuple[torch.Tensor, str]:
+        """Parameter and key."""
+        return self.unit.param, self.key
+
+    @property
+    def like(self) -> torch.Tensor:
+        """A local tensor without values: dtype, shape and strides that it will have."""
+        local = local_of(self.value)
+        return torch.empty_like(local, dtype=self._dtype, device="meta")
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        param = self.unit.param
+        if self.counter:
+            return torch.float32 if self.group["fused"] else self.value.dtype
+        return param.dtype if param.is_floating_point() else self.value.dtype
+
+    def where_it_stays(self) -> torch.Tensor:
+        """A copy with native's dtype, on the device where native kernels want it."""
+        local = local_of(self.value).detach()
+        on_device = self.group["fused"] or not self.counter
+        device = local_of(self.unit.param).device if on_device else torch.device("cpu")
+        copied = local.to(device=device, dtype=self._dtype, copy=True)
+        return wrap_like(self.value, copied, state_exists=True)
+
+
+LoadedEntries: TypeAlias = list[tuple[torch.Tensor, dict[str, Any]]]
+"""Each parameter that has an entry, with its states; tensors are :class:`LoadedState`."""
+
+
+def read_state_dict(
+    optimizer: torch.optim.Optimizer, adapter: TorchSwapAdapter, state_dict: Mapping[str, Any]
+) -> LoadedEntries:
+    """Find what belongs to which parameter, by position in the groups, as natively.
+
+    Raises:
+        StateDictError: it does not fit the optimizer; names group, parameter and key.
+    """
+    return _Reader(optimizer, adapter).read(state_dict)
+
+
+@final
+class _Reader:
+    def __init__(self, optimizer: torch.optim.Optimizer, adapter: TorchSwapAdapter) -> None:
+        self._optimizer = optimizer
+        self._adapter = adapter
+
+    def read(self, state_dict: Mapping[str, Any]) -> LoadedEntries:
+        for key in ("state", "param_groups"):
+            if key not in state_dict:
+                raise StateDictError(
+                    f"load_state_dict: there is no {key!r} in the state dict, which has "
+                    f"{sorted(map(str, state_dict))}. Give what state_dict() of an optimizer "
+                    f"returned."
+                )
+        groups: Sequence[Mapping[str, Any]] = state_dict["param_groups"]
+        self._check_groups(groups)
+        entries: Mapping[Any, Any] = state_dict["state"]
+        read: LoadedEntries = []
+        for unit, where, group, number in self._places(groups):
+            entry = entries.get(number)
+            if entry is None:
+                continue
+            if not isinstance(entry, Mapping):
+                raise StateDictError(
+                    f"load_state_dict: the state of {where} is a {type(entry).__name__}; a dict "
+                    f"of its states is accepted."
+                )
+            self._check_entry(unit.param, where, group, entry)
+            values = {key: self._value(unit, group, key, value) for key, value in entry.items()}
+            read.append((unit.param, values))
+        return read
+
+    def _value(self, unit: TorchUnit, group: Mapping[str, Any], key: str, value: object) -> object:
+        if not isinstance(value, torch.Tensor):
+            return value
+        counter = key in self._adapter.counter_keys()
+        used = counter or key in self._adapter.state_keys(group)
+        return LoadedState(unit, key, value, group, counter, used)
+
+    def _places(
+        self, groups: Sequence[Mapping[str, Any]]
+    ) -> Iterator[tuple[TorchUnit, str, Mapping[str, Any], Any]]:
+        """Each parameter once, its name for messages, its new options, its name in the dict."""
+        seen: set[torch.Tensor] = set()
+        for index, (own, group) in enumerate(
+            zip(self._optimizer.param_groups, groups, strict=True)
+        ):
+            options = self._complete(group)
+            for position, (param, number) in enumerate(
+                zip(own["params"], group["params"], strict=True)
+            ):
+                if param not in seen:
+                    seen.add(param)
+                    where = owner_name(self._optimizer, index, position)
+                    yield UpdateUnit(param, index, 0, ()), where, options, number
+
+    def _complete(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Options that an old file lacks are off, as natively."""
+        return {**dict.fromkeys(self._optimizer.defaults), **group}
+
+    # Groups.
+
+    def _check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        own = self._optimizer.param_groups
+        if len(groups) != len(own):
+            raise StateDictError(
+                f"load_state_dict: the state dict has a different number of parameter groups: "
+                f"{len(groups)}, and this {self._adapter.supports()} {len(own)}. Make the "
+                f"optimizer with the groups that it had when it was saved, or add_param_group() "
+                f"before loading."
+            )
+        for index, (mine, group) in enumerate(zip(own, groups, strict=True)):
+            if len(mine["params"]) != len(group["params"]):
+                raise StateDictError(
+                    f"load_state_dict: param group {index} of the state dict has "
+                    f"{len(group['params'])} parameters, and that of this "
+                    f"{self._adapter.supports()} {len(mine['params'])}. Give the optimizer the "
+                    f"parameters that it had when it was saved."
+                )
+            self._check_order(index, mine.get("param_names"), group.get("param_names"))
+            try:
+                self._adapter.validate_group(
+                    self._complete(group), f"param group {index} of the state dict"
+                )
+            except UnsupportedOptionError as error:
+                raise StateDictError(
+                    f"load_state_dict: options come from the state dict, as natively, and those "
+                    f"of this one cannot be combined with swapping. Change them in "
+                    f"state_dict['param_groups'][{index}] before loading. ({error})"
+                ) from error
+        numbers = list(chain.from_iterable(group["params"] for group in groups))
+        params = list(chain.from_iterable(group["params"] for group in own))
+        self._check_ties(numbers, params)
+
+    @staticmethod
+    def _check_order(index: int, mine: Sequence[str] | None, saved: Sequence[str] | None) -> None:
+        """Names do not matter natively; the same names in another order are a mistake."""
+        if mine is None or saved is None or list(mine) == list(saved):
+            return
+        if sorted(mine) == sorted(saved):
+            at = next(i for i, (a, b) in enumerate(zip(mine, saved, strict=True)) if a != b)
+            raise StateDictError(
+                f"load_state_dict: param group {index} has the same parameters as in the state "
+                f"dict in a different order: its parameter {at} is {mine[at]!r}, and that of the "
+                f"state dict {saved[at]!r}. States are matched by position; give the optimizer "
+                f"its parameters in the order in which they were saved."
+            )
+
+    @staticmethod
+    def _check_ties(numbers: Sequence[object], params: Sequence[torch.Tensor]) -> None:
+        if len(set(numbers)) != len(set(params)):
+            raise StateDictError(
+                f"load_state_dict: the state dict's groups name {len(set(numbers))} different "
+                f"parameters, and the optimizer has {len(set(params))}. A parameter that was "
+                f"listed twice when it was saved must be so when it is loaded."
+            )
+
+    # States.
+
+    def _check_entry(
+        self, param: torch.Tensor, where: str, group: Mapping[str, Any], entry: Mapping[str, Any]
+    ) -> None:
+        if not entry:
+            return  # No gradient yet.
+        keys = self._adapter.state_keys(group)
+        missing = [key for key in (*self._adapter.counter_keys(), *keys) if key not in entry]
+        if missing:
+            raise StateDictError(
+                f"load_state_dict: the state of {where} lacks {', '.join(map(repr, missing))}; it "
+                f"has {', '.join(map(repr, entry))}. A {self._adapter.supports()} with these "
+                f"options needs all of them, or no state for a parameter without a gradient yet."
+            )
+        for key in keys:
+            self._check_state(param, f"{key} of {where}", entry[key])
+        for key in self._adapter.counter_keys():
+            value = entry[key]
+            single = isinstance(value, torch.Tensor) and value.numel() == 1
+            if not single and not isinstance(value, (int, float)):
+                raise StateDictError(
+                    f"load_state_dict: {key} of {where} is {_what(value)}; a tensor with one "
+                    f"element, or a number, is accepted."
+                )
+
+    def _check_state(self, param: torch.Tensor, what: str, value: object) -> None:
+        wanted = f"a dense tensor of shape {tuple(param.shape)}"
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            raise StateDictError(
+                f"load_state_dict: {what} is {_what(value)}; {wanted} is accepted."
+            )
+        local, own = local_of(value), local_of(param)
+        if is_sharded(value) and value.shape != param.shape:
+            raise StateDictError(
+                f"load_state_dict: {what} has the global shape {tuple(value.shape)}; {wanted} is "
+                f"accepted. Are the parameters in the order in which they were saved?"
+            )
+        if local.shape != own.shape:
+            hint = (
+                "The parameter is sharded: load through torch.distributed.checkpoint "
+                "(set_optimizer_state_dict), which cuts states as parameters are cut."
+                if is_sharded(param)
+                else "Are the parameters in the order in which they were saved?"
+            )
+            raise StateDictError(
+                f"load_state_dict: {what} has the shape {tuple(local.shape)}, and its parameter "
+                f"{tuple(own.shape)}. {hint}"
+            )
+        if local.is_meta:
+            raise StateDictError(
+                f"load_state_dict: {what} is on the meta device and has no values. Load the "
+                f"state dict from its file, or with assign, before giving it to the optimizer."
+            )
+
+
+def _what(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}, layout {value.layout}"
+    return f"a {type(value).__name__}"
