@@ -61,6 +61,10 @@ DISTRIBUTIONS = (
 )
 TORCH_DISTRIBUTIONS = tuple(each for each in DISTRIBUTIONS if each.name != "swap-mindspore")
 """What one environment with torch holds: MindSpore wants an older numpy, and its own gigabytes."""
+MINDSPORE_DISTRIBUTIONS = tuple(each for each in DISTRIBUTIONS if each.name != "swap-torch")
+"""What one environment with MindSpore holds."""
+MINDSPORE_QUIET = {"GLOG_v": "3", "OMP_NUM_THREADS": "1"}
+"""Errors only, and no threads that wait for each other over small tensors."""
 
 CHECK_IMPORT = """
 import importlib, importlib.metadata, sys
@@ -106,7 +110,8 @@ def add_tests_session(distribution: Distribution) -> None:
         names = {distribution.name, *distribution.tested_with}
         needed = [each for each in DISTRIBUTIONS if each.name in names]
         install(session, group("test", distribution.folder), needed)
-        session.run("pytest", f"{distribution.folder}/tests", *session.posargs)
+        quiet = MINDSPORE_QUIET if distribution.name == "swap-mindspore" else {}
+        session.run("pytest", f"{distribution.folder}/tests", *session.posargs, env=quiet)
 
     run.__doc__ = f"Test {distribution.name} with only what it declares."
     nox.session(name=f"tests-{distribution.name}")(run)
@@ -216,6 +221,13 @@ def demo(session: nox.Session) -> None:
     """Train a small GPT natively and swapped, and compare."""
     install(session, group("demo"), TORCH_DISTRIBUTIONS)
     session.run("python", "examples/train_gpt.py", *session.posargs)
+
+
+@nox.session
+def demo_mindspore(session: nox.Session) -> None:
+    """Train a small language model with MindSpore natively and swapped, and compare."""
+    install(session, (), MINDSPORE_DISTRIBUTIONS)
+    session.run("python", "examples/train_mindspore.py", *session.posargs, env=MINDSPORE_QUIET)
 
 
 @nox.session

@@ -12,6 +12,9 @@ from types import ModuleType
 import mindspore as ms
 import pytest
 
+# The tensors are small, and the kernels' threads only wait for each other.
+ms.set_context(runtime_num_threads=1)
+
 
 @pytest.fixture(scope="session")
 def kit() -> ModuleType:

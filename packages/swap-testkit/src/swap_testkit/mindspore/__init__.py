@@ -6,5 +6,6 @@ from swap_testkit.mindspore.recording import (
     record_updates,
     region_of,
 )
+from swap_testkit.mindspore.trainer import Job
 
-__all__ = ["MindSporeRecordingDevice", "record_updates", "region_of"]
+__all__ = ["Job", "MindSporeRecordingDevice", "record_updates", "region_of"]

@@ -80,4 +80,4 @@ def record_updates(optimizer: nn.Optimizer, device: MindSporeRecordingDevice) ->
         device.note_update([region_of(tensor) for tensor in tensors])
         native(step, call)
 
-    adapter.step_batch = step_batch
+    adapter.step_batch = step_batch  # type: ignore[method-assign]
