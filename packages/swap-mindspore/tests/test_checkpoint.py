@@ -181,7 +181,6 @@ def test_a_state_that_is_replaced_between_updates_is_used(kit, make) -> None:
     for optimizer in (pair.native, pair.swapped):
         for number, state in enumerate(kit.states_of(optimizer)):
             state.set_data(Tensor(np.full(state.shape, 0.5 + number, np.float32)))
-    pair.check()
     pair.step(2)
 
 

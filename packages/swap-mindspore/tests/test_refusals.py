@@ -164,6 +164,8 @@ def test_a_list_of_gradients_is_taken(kit) -> None:
 
 # Graph mode.
 
+COMPILED = r"method or function '.*\.swapped_optimizers_cannot_be_compiled' is not supported"
+
 
 class Caller(nn.Cell):
     def __init__(self, optimizer: nn.Optimizer) -> None:
@@ -187,7 +189,7 @@ def test_graph_mode_is_refused_at_a_call(kit) -> None:
     ms.set_context(mode=ms.GRAPH_MODE)
     with pytest.raises(RuntimeError, match="called in graph mode"):
         pair.swapped(given)
-    with pytest.raises(RuntimeError, match="swapped_optimizers_cannot_be_compiled"):
+    with pytest.raises(RuntimeError, match=COMPILED):
         Caller(pair.swapped)(given)
     ms.set_context(mode=ms.PYNATIVE_MODE)
     assert kit.bits_of(pair.swapped) == before
@@ -202,7 +204,7 @@ def test_jit_is_refused_at_a_call(kit) -> None:
     def compiled(given: Any) -> Any:
         return pair.swapped(given)
 
-    with pytest.raises(RuntimeError, match="swapped_optimizers_cannot_be_compiled"):
+    with pytest.raises(RuntimeError, match=COMPILED):
         compiled(kit.gradients(pair.swapped.parameters, 0))
     assert kit.bits_of(pair.swapped) == before
     pair.step(1)
