@@ -55,7 +55,16 @@ DISTRIBUTIONS = (
         never_loads=("mindspore",),
         portable_extras=("torch",),
     ),
+    Distribution(
+        "swap-mindspore", tested_with=("swap-core", "swap-testkit"), never_loads=("torch",)
+    ),
 )
+TORCH_DISTRIBUTIONS = tuple(each for each in DISTRIBUTIONS if each.name != "swap-mindspore")
+"""What one environment with torch holds: MindSpore wants an older numpy, and its own gigabytes."""
+MINDSPORE_DISTRIBUTIONS = tuple(each for each in DISTRIBUTIONS if each.name != "swap-torch")
+"""What one environment with MindSpore holds."""
+MINDSPORE_QUIET = {"GLOG_v": "3", "OMP_NUM_THREADS": "1"}
+"""Errors only, and no threads that wait for each other over small tensors."""
 
 CHECK_IMPORT = """
 import importlib, importlib.metadata, sys
@@ -102,7 +111,8 @@ def add_tests_session(distribution: Distribution) -> None:
         names = {distribution.name, *distribution.tested_with}
         needed = [each for each in DISTRIBUTIONS if each.name in names]
         install(session, group("test", distribution.folder), needed)
-        session.run("pytest", f"{distribution.folder}/tests", *session.posargs)
+        quiet = MINDSPORE_QUIET if distribution.name == "swap-mindspore" else {}
+        session.run("pytest", f"{distribution.folder}/tests", *session.posargs, env=quiet)
 
     run.__doc__ = f"Test {distribution.name} with only what it declares."
     nox.session(name=f"tests-{distribution.name}")(run)
@@ -115,7 +125,7 @@ for each in DISTRIBUTIONS:
 @nox.session
 def align(session: nox.Session) -> None:
     """Train every parallel scenario natively and swapped on gloo; report in build/align."""
-    install(session, (), DISTRIBUTIONS)
+    install(session, (), TORCH_DISTRIBUTIONS)
     scenarios = session.posargs or ("--scenario", "all")
     session.run(
         *("python", "-m", "swap_testkit", "align", *scenarios),
@@ -127,7 +137,7 @@ def align(session: nox.Session) -> None:
 def align_cards(session: nox.Session) -> None:
     """Train every scenario on the cards of this machine, with its torch; -- --allow-no-cards."""
     # --no-deps: torch is the machine's own, built for its cards.
-    session.install("--no-deps", *(distribution.folder for distribution in DISTRIBUTIONS))
+    session.install("--no-deps", *(distribution.folder for distribution in TORCH_DISTRIBUTIONS))
     session.install("matplotlib", "numpy", "rich")
     session.run(
         *("python", "-m", "swap_testkit", "cards", "--steps", "8", "--report", "build/align_cards"),
@@ -141,7 +151,7 @@ def downstream(session: nox.Session) -> None:
     session.install("build")
     wheels = Path(session.create_tmp()) / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
-    for distribution in DISTRIBUTIONS:
+    for distribution in TORCH_DISTRIBUTIONS:
         session.run(
             "python", "-m", "build", "--wheel", "--outdir", str(wheels), distribution.folder
         )
@@ -223,12 +233,19 @@ def check_import(session: nox.Session, distribution: Distribution, wheel: Path) 
 @nox.session
 def demo(session: nox.Session) -> None:
     """Train a small GPT natively and swapped, and compare."""
-    install(session, group("demo"), DISTRIBUTIONS)
+    install(session, group("demo"), TORCH_DISTRIBUTIONS)
     session.run("python", "examples/train_gpt.py", *session.posargs)
+
+
+@nox.session
+def demo_mindspore(session: nox.Session) -> None:
+    """Train a small language model with MindSpore natively and swapped, and compare."""
+    install(session, (), MINDSPORE_DISTRIBUTIONS)
+    session.run("python", "examples/train_mindspore.py", *session.posargs, env=MINDSPORE_QUIET)
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure the host-side cost of a swapped step."""
-    install(session, group("bench"), DISTRIBUTIONS)
+    install(session, group("bench"), TORCH_DISTRIBUTIONS)
     session.run("python", "benchmarks/host_overhead.py", *session.posargs)

@@ -21,8 +21,9 @@ from torch.distributed.tensor import DTensor
 
 from swap_core import SwapOptimizerConfig
 from swap_testkit import Alignment, Tamper, Tolerance
+from swap_testkit.outcome import merge
 from swap_testkit.torch import CpuAsDevice, TorchRecordingDevice, launch
-from swap_testkit.torch.align import align_trainers, merge
+from swap_testkit.torch.align import align_trainers
 from swap_testkit.torch.parallel import Place
 from swap_testkit.torch.record import Wrap, wrapper
 from swap_testkit.torch.scenarios import OPTIMIZERS, SCENARIOS

@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_simulator(commands.add_parser("simulator", help="the simulated accelerator"))
     listing = commands.add_parser("scenarios", help="list the scenarios")
+    listing.add_argument("--framework", default="torch", choices=("torch", "mindspore"))
     listing.set_defaults(run=_list)
     return parser
 
@@ -64,6 +65,12 @@ def _add_align(parser: argparse.ArgumentParser) -> None:
         "--scenario", metavar="NAME", nargs="+", help="ready-made trainings, or 'all'"
     )
     _add_common(parser)
+    parser.add_argument(
+        "--framework",
+        default="torch",
+        choices=("torch", "mindspore"),
+        help="of the builder or the scenarios (default torch); mindspore runs on this process",
+    )
     parser.add_argument("--seed", type=int, default=0, help="for the builder (default 0)")
     parser.add_argument(
         "--parallel",
@@ -84,7 +91,7 @@ def _add_align(parser: argparse.ArgumentParser) -> None:
 def _add_worker(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scenario", metavar="NAME", required=True)
     _add_common(parser)
-    parser.set_defaults(run=_work)
+    parser.set_defaults(run=_work, framework="torch")
 
 
 def _add_cards(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +101,7 @@ def _add_cards(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-no-cards", action="store_true", help="succeed on a machine without accelerators"
     )
-    parser.set_defaults(run=_cards, scenario=["all"], nproc=None)
+    parser.set_defaults(run=_cards, scenario=["all"], nproc=None, framework="torch")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +122,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _configs(options: argparse.Namespace) -> list[SwapOptimizerConfig]:
-    ways = [True] if options.packed else [False] if options.per_tensor else [True, False]
+    both = [False] if options.framework == "mindspore" else [True, False]
+    ways = [True] if options.packed else [False] if options.per_tensor else both
     return [
         SwapOptimizerConfig(
             swap_times=options.swap_times, min_numel=options.min_numel, packed_swap=packed
@@ -126,7 +134,7 @@ def _configs(options: argparse.Namespace) -> list[SwapOptimizerConfig]:
 
 def _align(options: argparse.Namespace) -> int:
     console = _console()
-    jobs = list(_scenario_jobs(options) if options.scenario else _builder_jobs(options))
+    jobs = list(_jobs(options))
     alignments: list[Alignment] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
@@ -158,6 +166,30 @@ def _cards(options: argparse.Namespace) -> int:
         return 0 if options.allow_no_cards else 1
     options.nproc = list(range(1, count + 1))
     return _align(options)
+
+
+def _jobs(options: argparse.Namespace) -> Iterator[_Job]:
+    if options.framework == "mindspore":
+        return _mindspore_jobs(options)
+    return _scenario_jobs(options) if options.scenario else _builder_jobs(options)
+
+
+def _mindspore_jobs(options: argparse.Namespace) -> Iterator[_Job]:
+    from swap_testkit.mindspore import align as mindspore
+
+    if options.parallel != "none" or options.nproc not in (None, [1]):
+        raise ValueError("--parallel and --nproc are for torch; leave them out with mindspore.")
+    common = {"configs": _configs(options), "steps": options.steps, "device": options.device}
+    if options.builder:
+        sys.path.insert(0, "")
+        tolerance = Tolerance(options.rtol, options.atol)
+        chosen = partial(mindspore.align_job, seed=options.seed, tolerance=tolerance, **common)
+        yield options.builder, partial(chosen, options.builder)
+        return
+    optimizers = mindspore.available_optimizers(options.optimizer)
+    for scenario in mindspore.find_scenarios(options.scenario):
+        chosen = partial(mindspore.align_scenario, optimizers=optimizers, **common)
+        yield f"mindspore {scenario.name}", partial(chosen, scenario.name)
 
 
 def _builder_jobs(options: argparse.Namespace) -> Iterator[_Job]:
@@ -223,15 +255,23 @@ def _work(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from swap_testkit.torch.scenarios import SCENARIOS
-
     table = Table(title="scenarios")
     for column in ("name", "processes", "what"):
         table.add_column(column)
-    for scenario in SCENARIOS.values():
-        table.add_row(scenario.name, ", ".join(map(str, scenario.worlds)), scenario.about)
+    for row in _scenario_rows(options.framework):
+        table.add_row(*row)
     _console().print(table)
     return 0
+
+
+def _scenario_rows(framework: str) -> list[tuple[str, str, str]]:
+    if framework == "mindspore":
+        from swap_testkit.mindspore.scenarios import SCENARIOS as MINDSPORE_SCENARIOS
+
+        return [(s.name, "1", s.about) for s in MINDSPORE_SCENARIOS.values()]
+    from swap_testkit.torch.scenarios import SCENARIOS
+
+    return [(s.name, ", ".join(map(str, s.worlds)), s.about) for s in SCENARIOS.values()]
 
 
 def _console() -> Console:

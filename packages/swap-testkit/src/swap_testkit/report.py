@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rich.table import Table
@@ -59,8 +59,7 @@ def write_report(alignments: Sequence[Alignment], folder: Path) -> list[Path]:
         "machine": {
             "platform": platform.platform(),
             "python": platform.python_version(),
-            "torch": version("torch"),
-            "swap-testkit": version("swap-testkit"),
+            **_versions("torch", "mindspore", "swap-testkit"),
         },
         "alignments": [alignment.as_json() for alignment in alignments],
     }
@@ -69,6 +68,17 @@ def write_report(alignments: Sequence[Alignment], folder: Path) -> list[Path]:
     picture = folder / "alignment.png"
     plot_alignments(alignments, picture)
     return [text, picture]
+
+
+def _versions(*distributions: str) -> dict[str, str]:
+    """The versions of those that are installed."""
+    found = {}
+    for name in distributions:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def plot_alignments(alignments: Sequence[Alignment], file: Path) -> None:

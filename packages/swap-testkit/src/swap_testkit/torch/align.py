@@ -4,36 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 from typing import TypeAlias
 
 import torch
 
-from swap_testkit.alignment import Alignment, Memory, Mismatch, RunRecord, compare_runs
+from swap_testkit.alignment import RunRecord, compare_runs
 from swap_testkit.array import Tolerance
+from swap_testkit.outcome import RankOutcome
 from swap_testkit.torch.record import Wrap, record_run
 from swap_testkit.torch.trainer import Trainer
 
-__all__ = ["RankOutcome", "align_trainers", "merge"]
+__all__ = ["align_trainers"]
 
 Make: TypeAlias = Callable[[], Trainer]
-
-
-@dataclass(frozen=True, slots=True)
-class RankOutcome:
-    """What one rank found. Picklable, so it can come from another process."""
-
-    rank: int
-    losses: tuple[tuple[float, float], ...]
-    compared: int
-    mismatches: tuple[Mismatch, ...]
-    native_memory: Memory
-    swapped_memory: Memory
-    native_step_seconds: float
-    swapped_step_seconds: float
-    seconds: float
 
 
 def align_trainers(
@@ -94,35 +79,3 @@ def _somewhere(here: bool) -> bool:
     flag = torch.tensor([int(here)])
     torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
     return bool(flag.item())
-
-
-def merge(
-    training: str, variant: str, outcomes: Sequence[RankOutcome], steps: int, tolerance: Tolerance
-) -> Alignment:
-    """Put the ranks' outcomes of one comparison together."""
-    mismatches = sorted(
-        (mismatch for outcome in outcomes for mismatch in outcome.mismatches),
-        key=lambda mismatch: (mismatch.step, mismatch.rank),
-    )
-    return Alignment(
-        training=training,
-        variant=variant,
-        steps=steps,
-        tolerance=tolerance,
-        losses=next((outcome.losses for outcome in outcomes if outcome.losses), ()),
-        compared=sum(outcome.compared for outcome in outcomes),
-        mismatches=tuple(mismatches),
-        native_memory=_largest([outcome.native_memory for outcome in outcomes]),
-        swapped_memory=_largest([outcome.swapped_memory for outcome in outcomes]),
-        native_step_seconds=max(outcome.native_step_seconds for outcome in outcomes),
-        swapped_step_seconds=max(outcome.swapped_step_seconds for outcome in outcomes),
-        seconds=max(outcome.seconds for outcome in outcomes),
-    )
-
-
-def _largest(memories: Sequence[Memory]) -> Memory:
-    return Memory(
-        idle=max(memory.idle for memory in memories),
-        peak=max(memory.peak for memory in memories),
-        host=max(memory.host for memory in memories),
-    )

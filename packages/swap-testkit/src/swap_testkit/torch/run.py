@@ -13,8 +13,9 @@ import torch
 from swap_core import SwapOptimizerConfig
 from swap_testkit.alignment import Alignment
 from swap_testkit.array import Tolerance
+from swap_testkit.outcome import RankOutcome, described, merge
 from swap_testkit.reference import FunctionReference
-from swap_testkit.torch.align import RankOutcome, align_trainers, merge
+from swap_testkit.torch.align import align_trainers
 from swap_testkit.torch.launch import launch, process_group
 from swap_testkit.torch.parallel import Parallel, Place, parallelize
 from swap_testkit.torch.record import wrapper
@@ -62,7 +63,7 @@ def align_job(
         by_rank = launch(_job_on_rank, *arguments, nproc=nproc, timeout=timeout, device=device)
     name = f"{reference.module}:{reference.name}"
     training = name if nproc == 1 else f"{name}, {parallel.value} on {nproc}"
-    return _merged(training, [_how(c) for c in configs], by_rank, steps, tolerance)
+    return _merged(training, [described(c) for c in configs], by_rank, steps, tolerance)
 
 
 def align_scenario(
@@ -82,7 +83,7 @@ def align_scenario(
     """
     arguments = (name, tuple(optimizers), device, steps, tuple(configs))
     by_rank = launch(scenario_on_rank, *arguments, nproc=nproc, timeout=timeout, device=device)
-    variants = [f"{o}, {_how(config)}" for o in optimizers for config in configs]
+    variants = [f"{o}, {described(config)}" for o in optimizers for config in configs]
     return _merged(f"{name} on {nproc}", variants, by_rank, steps, Tolerance())
 
 
@@ -129,7 +130,7 @@ def work(
         mine = scenario_on_rank(name, chosen, device, steps, configs)
         by_rank: list[list[RankOutcome]] = [[] for _ in range(world)]
         torch.distributed.all_gather_object(by_rank, mine)
-    variants = [f"{o}, {_how(config)}" for o in chosen for config in configs]
+    variants = [f"{o}, {described(config)}" for o in chosen for config in configs]
     return _merged(f"{name} on {world}", variants, by_rank, steps, Tolerance())
 
 
@@ -206,11 +207,6 @@ def _job_trainer(
     if not isinstance(job, Job):
         raise TypeError(f"builder returned {job!r}; it must return a swap_testkit.torch.Job.")
     return JobTrainer(job, parallelize(job.model, parallel, place))
-
-
-def _how(config: SwapOptimizerConfig) -> str:
-    how = "per tensor" if config.packed_swap is False else "packed"
-    return f"{how} x{config.swap_times}"
 
 
 def _merged(

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU tensors in the role of device memory: for tests, and for machines without an accelerator."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from time import perf_counter
+from typing import final
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, mint
+from mindspore.graph.api import _pynative_executor
+
+from swap_mindspore.device import DeviceMemory, Transfer, empty_storages, fill_storages
+
+__all__ = ["HostDevice", "HostEvent", "HostStream"]
+
+_NUMPY = {ms.float16: np.float16, ms.float32: np.float32, ms.float64: np.float64}
+_POISON = 0xFF  # NaN in every floating point type
+
+
+@final
+class HostStream:
+    """A name: on the CPU everything happens in the order in which it is asked for."""
+
+
+@final
+class HostEvent:
+    """A moment."""
+
+    seconds = 0.0
+
+
+@final
+class HostDevice:
+    """The CPU. Copies are real, and released storages have 0 bytes, but nothing overlaps.
+
+    Args:
+        poison: Overwrite device memory before it is released and after it is restored. A freed
+            tensor of MindSpore raises nothing, and memory that is freed and taken again mostly
+            still holds what it held: without this, an update that forgot to load would go unseen.
+    """
+
+    target = "CPU"
+    out_of_memory = MemoryError
+    pinned = False
+
+    def __init__(self, *, poison: bool = False) -> None:
+        self.poison = poison
+        self.load_stream = HostStream()
+        self.store_stream = HostStream()
+        self._compute_stream = HostStream()
+
+    def compute_stream(self) -> HostStream:
+        """The only place where computation runs."""
+        return self._compute_stream
+
+    def create_event(self) -> HostEvent:
+        """Make an event."""
+        return HostEvent()
+
+    def record(self, event: HostEvent, stream: HostStream) -> None:
+        """Finish everything asked for so far, and take the time."""
+        _finish_pending_work()
+        event.seconds = perf_counter()
+
+    def wait(self, stream: HostStream, event: HostEvent) -> None:
+        """Nothing to wait for: ``event`` happened when it was recorded."""
+
+    def synchronize(self, event: HostEvent) -> None:
+        """Nothing to wait for: ``event`` happened when it was recorded."""
+
+    def elapsed(self, start: HostEvent, end: HostEvent) -> float:
+        """Seconds between two events."""
+        return end.seconds - start.seconds
+
+    def restore(self, memory: DeviceMemory) -> None:
+        """Resize the storages from 0, all or none."""
+        try:
+            fill_storages(memory)
+        except BaseException:
+            self.release(memory)
+            raise
+        if self.poison:
+            _overwrite(memory)
+
+    def release(self, memory: DeviceMemory) -> None:
+        """Resize the storages to 0."""
+        _finish_pending_work()
+        if self.poison:
+            _overwrite(memory)
+        empty_storages(memory)
+
+    def copy_in(self, stream: HostStream, transfers: Sequence[Transfer]) -> None:
+        """Copy from host tensors to device tensors."""
+        for device, host in transfers:
+            device.copy_(host)
+
+    def copy_out(self, stream: HostStream, transfers: Sequence[Transfer]) -> None:
+        """Copy from device tensors to host tensors."""
+        for device, host in transfers:
+            host.copy_(device)
+
+    def allocate_host(self, shape: Sequence[int], dtype: object) -> Tensor:
+        """Allocate pageable memory.
+
+        By numpy, whose memory no allocator of MindSpore ever moves or pools; the tensor keeps the
+        array alive.
+        """
+        if dtype == ms.bfloat16:  # numpy has no such type
+            bits = Tensor.from_numpy(np.zeros(tuple(shape), dtype=np.uint16))
+            return bits.view(ms.bfloat16)
+        return Tensor.from_numpy(np.zeros(tuple(shape), dtype=_NUMPY[dtype]))
+
+    def allocate_device(self, shape: Sequence[int], dtype: object) -> Tensor:
+        """Make a tensor as operators do."""
+        return mint.empty(tuple(shape), dtype=dtype)
+
+
+def _overwrite(memory: DeviceMemory) -> None:
+    _finish_pending_work()
+    for tensor in memory.tensors:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() > 0:
+            ctypes.memset(storage.data_ptr(), _POISON, storage.nbytes())
+
+
+def _finish_pending_work() -> None:
+    """Wait for MindSpore's dispatch threads; ``runtime.synchronize`` does not on the CPU.
+
+    Raises:
+        RuntimeError: an operator that was queued earlier has failed.
+    """
+    _pynative_executor.sync()

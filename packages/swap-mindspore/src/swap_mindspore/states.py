@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The states of one optimizer: which swap, and the host memory of those.
+
+[Note: what a state Parameter shows]
+From wrapping on, the Parameter of a state that swaps (``optimizer.moment1[0]``) is bound to host
+memory and stays so, in updates too: the device tensor that a batch loads into is private to the
+engine. So whatever reads the optimizer's Parameters (``save_checkpoint`` on it or on a Cell that
+holds it, ``state_dict``, a callback, a user) sees real values, and nobody can see freed memory.
+
+Whatever *replaces* a Parameter's data (``load_param_into_net``, ``load_state_dict``,
+``set_data``) makes it point elsewhere, mostly at the caller's own tensor. That shows in its
+address; :meth:`StateTable.adopt` then copies the values to the host memory and binds the Parameter
+to it again. The caller's tensor is only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from mindspore import Parameter, Tensor
+
+from swap_core import Ledger, Span, StateReport, StayReason, SwapOptimizerConfig, SwapSlot
+from swap_mindspore.adapter import MindSporeSwapAdapter
+from swap_mindspore.device import AnyMindSporeDevice, DeviceMemory, empty_storages
+from swap_mindspore.eligibility import Eligibility
+
+__all__ = ["StateTable", "StayingState", "SwappedState"]
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedState:
+    """A state that swaps. See [Note: what a state Parameter shows]."""
+
+    slot: SwapSlot
+    param: Parameter
+    """The optimizer's own, bound to ``host``."""
+    host: Tensor
+    device: Parameter
+    """Has 0 bytes of storage but while its batch is on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class StayingState:
+    """A state that stays on the device, and why."""
+
+    owner: str
+    key: str
+    param: Parameter
+    reason: StayReason
+
+
+@final
+class StateTable:
+    """All states of an optimizer. Making one moves those that swap to the host.
+
+    Args:
+        adapter: Knows the states.
+        config: Selects those that swap.
+        device: What swaps; None: nothing does.
+        ledger: Where host memory is counted.
+    """
+
+    def __init__(
+        self,
+        adapter: MindSporeSwapAdapter,
+        config: SwapOptimizerConfig,
+        device: AnyMindSporeDevice | None,
+        ledger: Ledger,
+    ) -> None:
+        states = adapter.states()
+        everything = [*adapter.parameters, *(state for each in states.values() for state in each)]
+        rules = Eligibility(config, device, everything)
+        self._staying: dict[int, list[StayingState]] = {}
+        self._swapped: dict[int, list[SwappedState]] = {}
+        self._keys = tuple(states)
+        chosen = self._choose(adapter.parameters, states, rules)
+        if device is not None:
+            self._move_out(chosen, device, ledger)
+
+    def swapped_of(self, index: int) -> Sequence[SwappedState]:
+        """The states of one parameter that swap, in the order of the keys."""
+        return self._swapped.get(index, ())
+
+    def tensors_of(self, index: int) -> dict[str, Tensor]:
+        """What an update of one parameter works on, by key, in the order of the keys."""
+        tensors = {state.key: state.param for state in self._staying.get(index, ())}
+        tensors |= {state.slot.key: state.device for state in self.swapped_of(index)}
+        return {key: tensors[key] for key in self._keys}
+
+    def adopt(self) -> None:
+        """Take over what was put in the place of host memory from outside.
+
+        Raises:
+            ValueError: it has another shape or dtype than the state. Nothing was taken over.
+        """
+        moved = [
+            state
+            for states in self._swapped.values()
+            for state in states
+            if state.param.data_ptr() != state.host.data_ptr()
+        ]
+        for state in moved:
+            _check_replacement(state)
+        for state in moved:
+            state.host.copy_(state.param)
+            state.param.set_data(state.host)
+
+    def report(self) -> Iterator[StateReport]:
+        """Describe every state, by parameter."""
+        for index in sorted({*self._swapped, *self._staying}):
+            reports = {s.slot.key: _report_swapped(s) for s in self.swapped_of(index)}
+            reports |= {s.key: _report_staying(s) for s in self._staying.get(index, ())}
+            yield from (reports[key] for key in self._keys)
+
+    def _choose(
+        self,
+        params: Sequence[Parameter],
+        states: Mapping[str, Sequence[Parameter]],
+        rules: Eligibility,
+    ) -> list[tuple[int, str, str, Parameter]]:
+        """Note what stays, and tell what swaps: index of the parameter, its name, key, state."""
+        chosen = []
+        for index, param in enumerate(params):
+            owner = f"parameter {index} ({param.name})"
+            for key, members in states.items():
+                reason = rules.stay_reason(key, members[index])
+                if reason is None:
+                    chosen.append((index, owner, key, members[index]))
+                else:
+                    staying = StayingState(owner, key, members[index], reason)
+                    self._staying.setdefault(index, []).append(staying)
+        return chosen
+
+    def _move_out(
+        self,
+        chosen: Sequence[tuple[int, str, str, Parameter]],
+        device: AnyMindSporeDevice,
+        ledger: Ledger,
+    ) -> None:
+        # All host memory first: if it runs out, nothing has changed yet.
+        hosts = [device.allocate_host(state.shape, state.dtype) for *_, state in chosen]
+        for host, (*_, state) in zip(hosts, chosen, strict=True):
+            host.copy_(state)
+        for number, (host, entry) in enumerate(zip(hosts, chosen, strict=True)):
+            index, owner, key, state = entry
+            nbytes = state.nbytes
+            state.set_data(host)
+            slot = SwapSlot(
+                owner=owner,
+                key=key,
+                shape=tuple(state.shape),
+                dtype=str(state.dtype).lower(),
+                nbytes=nbytes,
+                span=Span(number, 0, nbytes),
+            )
+            # A Parameter: in place of another Tensor, a kernel may update a converted copy.
+            tensor = Parameter(device.allocate_device(state.shape, state.dtype), state.name)
+            empty_storages(DeviceMemory((tensor,), (nbytes,)))
+            swapped = SwappedState(slot, state, host, tensor)
+            self._swapped.setdefault(index, []).append(swapped)
+            ledger.host_allocations += 1
+            ledger.host_bytes += nbytes
+
+
+def _check_replacement(state: SwappedState) -> None:
+    found = (tuple(state.param.shape), state.param.dtype)
+    if found != (state.slot.shape, state.host.dtype):
+        raise ValueError(
+            f"{state.slot.key} of {state.slot.owner} was replaced by a tensor of shape {found[0]} "
+            f"and dtype {found[1]}; it must have shape {state.slot.shape} and dtype "
+            f"{state.host.dtype}. Put a fitting tensor there."
+        )
+
+
+def _report_swapped(state: SwappedState) -> StateReport:
+    slot = state.slot
+    return StateReport(slot.owner, slot.key, slot.shape, slot.dtype, slot.nbytes, None, born=True)
+
+
+def _report_staying(state: StayingState) -> StateReport:
+    param = state.param
+    return StateReport(
+        owner=state.owner,
+        key=state.key,
+        shape=tuple(param.shape),
+        dtype=str(param.dtype).lower(),
+        nbytes=param.nbytes,
+        stays=state.reason,
+        born=True,
+    )

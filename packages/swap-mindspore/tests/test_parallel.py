@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parallel training: on processes under msrun, and rank by rank where the CPU build cannot.
+
+Its CPU build has no send and receive and no all-to-all, so pipeline, expert and context parallel
+are taken apart: each rank's optimizer gets the parameters and gradients that the rank would have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+
+RANKS = Path(__file__).with_name("ranks.py")
+SECONDS = 240
+STATE_BYTES = 2 * 2 * 8 * 16 * 4
+"""Of both moments of both weights."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def run_ranks(count: int, folder: Path) -> list[dict[str, dict[str, object]]]:
+    """Run ranks.py under msrun. A rank that fails can leave the others waiting: all are killed."""
+    bin_folder = str(Path(sys.executable).parent)
+    command = [
+        str(Path(bin_folder) / "msrun"),
+        *(f"--worker_num={count}", f"--local_worker_num={count}", f"--master_port={free_port()}"),
+        *("--join=True", f"--log_dir={folder / 'log'}", f"--cluster_time_out={SECONDS}"),
+        *(str(RANKS), str(folder)),
+    ]
+    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            told, _ = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    logs = "\n".join(log.read_text()[-3000:] for log in sorted((folder / "log").glob("worker*")))
+    assert process.returncode == 0, told[-3000:] + logs
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes(tmp_path, count) -> None:
+    """Data parallel, ZeRO-style and tensor parallel, both optimizers, in one launch."""
+    by_rank = run_ranks(count, tmp_path)
+    kinds = ("data_parallel", "zero", "tensor_parallel")
+    names = {f"{kind} {name}" for kind in kinds for name in ("adam", "adam-weight-decay")}
+    for found in by_rank:
+        assert set(found) == names
+        for name, result in found.items():
+            host = STATE_BYTES if name.startswith("data") else STATE_BYTES // count
+            assert result == {
+                "wrapped": True,
+                "losses": True,
+                "bits": True,
+                "whole": True,
+                "serial": True,
+                "idle": 0,
+                "host": host,
+            }
+
+
+class Stack(nn.Cell):
+    """Four layers: stages of a pipeline, or experts that are all asked."""
+
+    def __init__(self, *, experts: bool) -> None:
+        super().__init__()
+        self.experts = experts
+        self.shared = nn.Dense(6, 6)
+        self.parts = nn.CellList([nn.Dense(6, 6) for _ in range(4)])
+        values = np.random.default_rng(0)
+        for param in self.get_parameters():
+            param.set_data(Tensor(values.standard_normal(param.shape).astype(np.float32) * 0.4))
+
+    def construct(self, x: Tensor) -> Tensor:
+        x = self.shared(x)
+        if not self.experts:
+            for part in self.parts:
+                x = ops.tanh(part(x))
+            return x
+        rows = ops.split(x, x.shape[0] // 4)  # each expert has its tokens
+        pairs = zip(self.parts, rows, strict=True)
+        return ops.concat([ops.tanh(part(row)) for part, row in pairs])
+
+
+def names_on(kind: str, rank: int) -> Sequence[str]:
+    """Which layers a rank of two has."""
+    if kind == "context":
+        return ["shared", "parts"]
+    own = [f"parts.{2 * rank}.", f"parts.{2 * rank + 1}."]
+    return [*own, *(["shared"] if kind == "expert" or rank == 0 else [])]
+
+
+def train(kind: str, wrap) -> list[nn.Optimizer]:
+    net = Stack(experts=kind == "expert")
+    everything = net.trainable_params()
+    local: list[list[Parameter]] = [
+        [p for p in everything if any(name in p.name for name in names_on(kind, rank))]
+        for rank in range(2)
+    ]
+    if kind != "pipeline":  # a replica of its own for what both ranks have
+        local[1] = [Parameter(p.asnumpy().copy(), name=p.name) for p in local[1]]
+    optimizers = [wrap(nn.Adam(params, 0.01)) for params in local]
+    gradient = ms.grad(lambda x: (net(x) ** 2).mean(), None, everything)
+    for step in range(2):
+        parts = [
+            Tensor(np.random.default_rng((step, i)).standard_normal((8, 6)).astype(np.float32))
+            for i in range(2)  # micro-batches, or parts of the sequence
+        ]
+        grads = [sum(both) for both in zip(*map(gradient, parts), strict=True)]
+        by_name = dict(zip([p.name for p in everything], grads, strict=True))
+        for optimizer in optimizers:
+            optimizer(tuple(by_name[param.name] for param in optimizer.parameters))
+    return optimizers
+
+
+@pytest.mark.parametrize("kind", ["pipeline", "expert", "context"])
+def test_rank_by_rank(kit, kind) -> None:
+    from swap_mindspore import HostDevice, SwapOptimizerConfig, swap_optimizer
+
+    device = HostDevice(poison=True)  # both ranks' optimizers through one device
+    config = SwapOptimizerConfig(min_numel=0, swap_times=2)
+    native = train(kind, lambda optimizer: optimizer)
+    swapped = train(kind, lambda optimizer: swap_optimizer(optimizer, config, device=device))
+    for one, other in zip(native, swapped, strict=True):
+        assert kit.bits_of(other) == kit.bits_of(one)
+        assert kit.device_bytes(other) == 0
+    counts = [len(optimizer.parameters) for optimizer in swapped]
+    assert counts == {"pipeline": [6, 4], "expert": [6, 6], "context": [10, 10]}[kind]

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one process found, and all processes' findings put together. Of no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swap_core import SwapOptimizerConfig
+from swap_testkit.alignment import Alignment, Memory, Mismatch
+from swap_testkit.array import Tolerance
+
+__all__ = ["RankOutcome", "described", "merge"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcome:
+    """What one rank found. Picklable, so it can come from another process."""
+
+    rank: int
+    losses: tuple[tuple[float, float], ...]
+    compared: int
+    mismatches: tuple[Mismatch, ...]
+    native_memory: Memory
+    swapped_memory: Memory
+    native_step_seconds: float
+    swapped_step_seconds: float
+    seconds: float
+
+
+def described(config: SwapOptimizerConfig, *, packed_by_default: bool = True) -> str:
+    """Name a config in titles: ``packed x16``."""
+    packed = packed_by_default if config.packed_swap is None else config.packed_swap
+    return f"{'packed' if packed else 'per tensor'} x{config.swap_times}"
+
+
+def merge(
+    training: str, variant: str, outcomes: Sequence[RankOutcome], steps: int, tolerance: Tolerance
+) -> Alignment:
+    """Put the ranks' outcomes of one comparison together."""
+    mismatches = sorted(
+        (mismatch for outcome in outcomes for mismatch in outcome.mismatches),
+        key=lambda mismatch: (mismatch.step, mismatch.rank),
+    )
+    return Alignment(
+        training=training,
+        variant=variant,
+        steps=steps,
+        tolerance=tolerance,
+        losses=next((outcome.losses for outcome in outcomes if outcome.losses), ()),
+        compared=sum(outcome.compared for outcome in outcomes),
+        mismatches=tuple(mismatches),
+        native_memory=_largest([outcome.native_memory for outcome in outcomes]),
+        swapped_memory=_largest([outcome.swapped_memory for outcome in outcomes]),
+        native_step_seconds=max(outcome.native_step_seconds for outcome in outcomes),
+        swapped_step_seconds=max(outcome.swapped_step_seconds for outcome in outcomes),
+        seconds=max(outcome.seconds for outcome in outcomes),
+    )
+
+
+def _largest(memories: Sequence[Memory]) -> Memory:
+    return Memory(
+        idle=max(memory.idle for memory in memories),
+        peak=max(memory.peak for memory in memories),
+        host=max(memory.host for memory in memories),
+    )
