@@ -102,6 +102,9 @@ def add_tests_session(distribution: Distribution) -> None:
         needed = [each for each in DISTRIBUTIONS if each.name in names]
         install(session, group("test", distribution.folder), needed)
         session.run("pytest", f"{distribution.folder}/tests", *session.posargs)
+        if distribution.name == "swap-testkit":
+            # In a process of their own: see the conftest there.
+            session.run("pytest", f"{distribution.folder}/tests/simulator", *session.posargs)
 
     run.__doc__ = f"Test {distribution.name} with only what it declares."
     nox.session(name=f"tests-{distribution.name}")(run)
