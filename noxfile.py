@@ -113,6 +113,9 @@ def add_tests_session(distribution: Distribution) -> None:
         install(session, group("test", distribution.folder), needed)
         quiet = MINDSPORE_QUIET if distribution.name == "swap-mindspore" else {}
         session.run("pytest", f"{distribution.folder}/tests", *session.posargs, env=quiet)
+        if distribution.name == "swap-testkit":
+            # In a process of their own: see the conftest there.
+            session.run("pytest", f"{distribution.folder}/tests/simulator", *session.posargs)
 
     run.__doc__ = f"Test {distribution.name} with only what it declares."
     nox.session(name=f"tests-{distribution.name}")(run)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests on the simulated accelerator.
+"""Tests on the simulated accelerator, in a process of their own.
 
-It stays for the rest of the process, and torch then has an accelerator; so these tests run last.
+It must be enabled before the first ``backward()`` of a process, and stays for the rest of it. So
+where other tests are collected too, these are deselected; nox runs this folder by itself.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ HERE = Path(__file__).parent
 DEVICE = "simnpu"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: HERE in item.path.parents)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    others = [item for item in items if HERE not in item.path.parents]
+    if others and len(others) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in others])
+        items[:] = others
 
 
 @pytest.fixture(scope="session")

@@ -13,17 +13,20 @@
 
 from swap_testkit.torch.simulator.build import BuildError
 from swap_testkit.torch.simulator.control import (
-    NPU_QUIRKS,
-    Link,
-    Quirks,
-    Race,
-    Schedule,
     enable,
     enabled_name,
+    mark_private_format,
+    scheduled,
+    set_memory_limit,
+    set_pinned_limit,
+    set_quirks,
+    set_schedule,
+)
+from swap_testkit.torch.simulator.settings import NPU_QUIRKS, Link, Quirks, Race, Schedule
+from swap_testkit.torch.simulator.watch import (
     fallbacks,
     host_read,
     host_write,
-    mark_private_format,
     pinned_bytes,
     pinned_peak_bytes,
     queued_operations,
@@ -31,11 +34,6 @@ from swap_testkit.torch.simulator.control import (
     races,
     raise_on_race,
     reset,
-    scheduled,
-    set_memory_limit,
-    set_pinned_limit,
-    set_quirks,
-    set_schedule,
     strict_free,
 )
 

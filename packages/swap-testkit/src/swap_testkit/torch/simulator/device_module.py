@@ -65,7 +65,8 @@ Identity: TypeAlias = Any
 _PRIVATE_USE_1 = 20
 """Its number in c10::DeviceType."""
 
-_process = os.getpid()
+_process = 0
+"""The process that enabled the simulator."""
 
 
 def _type() -> str:
@@ -98,6 +99,12 @@ def is_initialized() -> bool:
 
 def init() -> None:
     """Nothing to do."""
+
+
+def _note_process() -> None:
+    """Called by the process that enables the simulator."""
+    global _process
+    _process = os.getpid()
 
 
 def _lazy_init() -> None:

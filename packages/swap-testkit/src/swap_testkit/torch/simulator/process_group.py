@@ -11,7 +11,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakSet
 
 import torch
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from swap_testkit.torch.simulator.control import enabled_name
+from swap_testkit.torch.simulator.work import Result, SimulatedWork, Works
 
 __all__ = ["BACKEND", "register_backend"]
 
@@ -28,22 +29,10 @@ BACKEND = "simccl"
 Tensors: TypeAlias = Sequence[torch.Tensor]
 Options: TypeAlias = Any
 """What torch passes on to gloo."""
-Result: TypeAlias = Any
-"""The caller's own tensors, in the lists in which they came."""
-
-
-class Waitable(Protocol):
-    """A work of gloo."""
-
-    def wait(self) -> object:
-        """Block until it is done."""
-        ...
-
 
 _groups: WeakSet[SimulatedGroup] = WeakSet()
 
 
-_WorkBase: Any = vars(dist)["_Work"]
 _ProcessGroup: Any = dist.ProcessGroup
 """Untyped: its methods have overloads of which torch calls one, and other names in each version."""
 
@@ -73,66 +62,6 @@ def _let_go_of_gloo() -> None:
     """
     for group in _groups:
         group.close()
-
-
-class _Work(_WorkBase):  # type: ignore[misc]  # torch does not type it
-    """A collective that is queued: done for the host, but other streams must wait for it.
-
-    Args:
-        result: What was written to.
-        event: Marks its end on the group's stream; None: nothing to wait for.
-        kept: Its memory must not be used again before somebody waits.
-        finish: What is left to do, at the first ``wait()``, after :attr:`unfinished` is done.
-    """
-
-    def __init__(
-        self,
-        result: Result,
-        event: torch.Event | None,
-        kept: Result,
-        finish: Callable[[], _Work] | None = None,
-    ) -> None:
-        super().__init__()
-        self.unfinished: list[Waitable] = []
-        self.event = event
-        self._kept = kept
-        self._result = result
-        self._finish = finish
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Let the current stream wait."""
-        for work in self.unfinished:
-            work.wait()
-        self.unfinished = []
-        if self._finish is not None:
-            self.event, self._finish = self._finish().event, None
-        if self.event is not None:
-            torch.accelerator.current_stream().wait_event(self.event)
-        self._kept = None
-        return True
-
-    def is_completed(self) -> bool:
-        """Whether the host has nothing left to do."""
-        return not self.unfinished
-
-    def is_success(self) -> bool:
-        """Errors were raised before."""
-        return True
-
-    def result(self) -> Result:
-        """What was written to."""
-        return self._result
-
-    def synchronize(self) -> None:
-        """Let the current stream wait."""
-        self.wait()
-
-    def get_future(self) -> torch.futures.Future[Result]:
-        """A future that is done; the current stream waits."""
-        self.wait()
-        future: torch.futures.Future[Result] = torch.futures.Future()
-        future.set_result(self._result)
-        return future
 
 
 class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
@@ -181,11 +110,11 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
         writes: Tensors,
         call: Callable[[list[torch.Tensor], list[torch.Tensor]], Any],
         result: Result,
-    ) -> _Work:
+    ) -> SimulatedWork:
         ours = next((tensor for tensor in [*reads, *writes] if tensor.device.type != "cpu"), None)
         if ours is None:
             call(list(reads), list(writes)).wait()
-            return _Work(result, None, None)
+            return SimulatedWork(result, None, None)
         stream = self._stream(ours.device)
         stream.wait_stream(torch.accelerator.current_stream(ours.device))
         event = torch.Event(device=ours.device)
@@ -193,14 +122,14 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             views = torch.ops.swap_simulator.begin_collective(list(reads), list(writes), name)
             call(views[: len(reads)], views[len(reads) :]).wait()
             event.record(stream)
-        return _Work(result, event, (reads, writes))
+        return SimulatedWork(result, event, (reads, writes))
 
     def _stream(self, device: torch.device) -> torch.Stream:
         if device not in self._streams:
             self._streams[device] = torch.Stream(device=device)
         return self._streams[device]
 
-    def allreduce(self, tensors: Tensors | torch.Tensor, opts: Options = None) -> _Work:
+    def allreduce(self, tensors: Tensors | torch.Tensor, opts: Options = None) -> SimulatedWork:
         """Reduce in place."""
         if isinstance(tensors, torch.Tensor):
             tensors = [tensors]
@@ -209,23 +138,25 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             "all_reduce", [], tensors, lambda _, w: self._gloo.allreduce(w, *args), tensors
         )
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Options) -> _Work:
+    def allreduce_coalesced(self, tensors: Tensors, opts: Options) -> SimulatedWork:
         """Reduce several in place."""
         return self._run(
             "all_reduce", [], tensors, lambda _, w: self._gloo.allreduce_coalesced(w, opts), tensors
         )
 
-    def broadcast(self, tensors: Tensors, opts: Options) -> _Work:
+    def broadcast(self, tensors: Tensors, opts: Options) -> SimulatedWork:
         """Read on the root, written elsewhere."""
         return self._run(
             "broadcast", [], tensors, lambda _, w: self._gloo.broadcast(w, opts), tensors
         )
 
-    def reduce(self, tensors: Tensors, opts: Options) -> _Work:
+    def reduce(self, tensors: Tensors, opts: Options) -> SimulatedWork:
         """Written on the root; elsewhere gloo may use the memory for partial results."""
         return self._run("reduce", [], tensors, lambda _, w: self._gloo.reduce(w, opts), tensors)
 
-    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Options = None) -> _Work:
+    def allgather(
+        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Options = None
+    ) -> SimulatedWork:
         """Gather into lists of tensors."""
         args = () if opts is None else (opts,)
         return self._run(
@@ -236,7 +167,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             outputs,
         )
 
-    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Options) -> _Work:
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Options) -> SimulatedWork:
         """Gather on the root."""
         return self._run(
             "gather",
@@ -246,7 +177,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             outputs,
         )
 
-    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Options) -> _Work:
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Options) -> SimulatedWork:
         """Scatter from the root."""
         return self._run(
             "scatter",
@@ -256,7 +187,9 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             outputs,
         )
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Options) -> _Work:
+    def reduce_scatter(
+        self, outputs: Tensors, inputs: Sequence[Tensors], opts: Options
+    ) -> SimulatedWork:
         """Reduce lists of tensors."""
         return self._run(
             "reduce_scatter",
@@ -266,53 +199,53 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             outputs,
         )
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Options) -> _Work:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Options) -> SimulatedWork:
         """Exchange lists of tensors, by sending and receiving: gloo has no such collective."""
         del opts
 
-        def exchange(reads: list[torch.Tensor], writes: list[torch.Tensor]) -> _Works:
+        def exchange(reads: list[torch.Tensor], writes: list[torch.Tensor]) -> Works:
             writes[self._rank].copy_(reads[self._rank])
             others = [peer for peer in range(self._size) if peer != self._rank]
-            return _Works(
+            return Works(
                 [self._gloo.send([reads[peer].contiguous()], peer, self._rank) for peer in others]
                 + [self._gloo.recv([writes[peer]], peer, peer) for peer in others]
             )
 
         return self._run("all_to_all", inputs, outputs, exchange, outputs)
 
-    def barrier(self, opts: Options = None) -> _Work:
+    def barrier(self, opts: Options = None) -> SimulatedWork:
         """Meet; what is queued on devices is not waited for."""
         self._gloo.barrier(*(() if opts is None else (opts,))).wait()
-        return _Work(None, None, None)
+        return SimulatedWork(None, None, None)
 
     # Between two processes. gloo sends only when the other side receives, so nobody waits here:
     # what is sent is set aside, and what is received is moved to the device by ``wait()``.
 
-    def send(self, tensors: Tensors, peer: int, tag: int) -> _Work:
+    def send(self, tensors: Tensors, peer: int, tag: int) -> SimulatedWork:
         """Send to another process."""
         staged: list[torch.Tensor] = []
 
-        def set_aside(reads: list[torch.Tensor], _: list[torch.Tensor]) -> _Works:
+        def set_aside(reads: list[torch.Tensor], _: list[torch.Tensor]) -> Works:
             staged.extend(tensor.clone() for tensor in reads)
-            return _Works([])
+            return Works([])
 
         work = self._run("send", tensors, [], set_aside, tensors)
         work.unfinished = [self._gloo.send(staged, peer, tag)]
         return work
 
-    def recv(self, tensors: Tensors, peer: int, tag: int) -> _Work:
+    def recv(self, tensors: Tensors, peer: int, tag: int) -> SimulatedWork:
         """Receive from another process."""
         staged = [torch.empty_like(tensor, device="cpu") for tensor in tensors]
 
-        def move(_: list[torch.Tensor], writes: list[torch.Tensor]) -> _Works:
+        def move(_: list[torch.Tensor], writes: list[torch.Tensor]) -> Works:
             for write, received in zip(writes, staged, strict=True):
                 write.copy_(received)
-            return _Works([])
+            return Works([])
 
-        def finish() -> _Work:
+        def finish() -> SimulatedWork:
             return self._run("recv", [], tensors, move, tensors)
 
-        work = _Work(tensors, None, tensors, finish)
+        work = SimulatedWork(tensors, None, tensors, finish)
         work.unfinished = [self._gloo.recv(staged, peer, tag)]
         return work
 
@@ -320,12 +253,12 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
 
     def _allgather_base(
         self, output: torch.Tensor, input: torch.Tensor, opts: Options = None
-    ) -> _Work:
+    ) -> SimulatedWork:
         return self._pair("all_gather", "_allgather_base", output, input, opts)
 
     def _reduce_scatter_base(
         self, output: torch.Tensor, input: torch.Tensor, opts: Options = None
-    ) -> _Work:
+    ) -> SimulatedWork:
         return self._pair("reduce_scatter", "_reduce_scatter_base", output, input, opts)
 
     def alltoall_base(
@@ -335,7 +268,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
         output_splits: list[int],
         input_splits: list[int],
         opts: Options = None,
-    ) -> _Work:
+    ) -> SimulatedWork:
         """Exchange parts of a tensor."""
         args = () if opts is None else (opts,)
         return self._run(
@@ -348,7 +281,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
 
     def _pair(
         self, name: str, method: str, output: torch.Tensor, input: torch.Tensor, opts: Options
-    ) -> _Work:
+    ) -> SimulatedWork:
         args = () if opts is None else (opts,)
         return self._run(
             name,
@@ -360,41 +293,30 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
 
     def allgather_into_tensor_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Options = None
-    ) -> _Work:
+    ) -> SimulatedWork:
         """Gather several, one after the other."""
         return self._each(self._allgather_base, outputs, inputs, opts)
 
     def reduce_scatter_tensor_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Options = None
-    ) -> _Work:
+    ) -> SimulatedWork:
         """Reduce several, one after the other."""
         return self._each(self._reduce_scatter_base, outputs, inputs, opts)
 
     def _each(
-        self, one: Callable[..., _Work], outputs: Tensors, inputs: Tensors, opts: Options
-    ) -> _Work:
-        last: _Work | None = None
+        self, one: Callable[..., SimulatedWork], outputs: Tensors, inputs: Tensors, opts: Options
+    ) -> SimulatedWork:
+        last: SimulatedWork | None = None
         for output, input in zip(outputs, inputs, strict=True):
             last = one(output, input, opts)
         # The stream is in order: the last event covers all.
-        return _Work(outputs, None if last is None else last.event, (outputs, inputs))
+        return SimulatedWork(outputs, None if last is None else last.event, (outputs, inputs))
 
     all_gather_single = _allgather_base
     reduce_scatter_single = _reduce_scatter_base
     all_to_all_single = alltoall_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
-
-
-class _Works:
-    """Several works as one."""
-
-    def __init__(self, works: list[Any]) -> None:
-        self._works = works
-
-    def wait(self) -> None:
-        for work in self._works:
-            work.wait()
 
 
 def _as(lists: Sequence[Tensors], flat: list[torch.Tensor]) -> list[list[torch.Tensor]]:

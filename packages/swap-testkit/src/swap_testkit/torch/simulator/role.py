@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from swap_testkit.torch.simulator import control
+from swap_testkit.torch.simulator import control, watch
 from swap_testkit.torch.simulator.build import build
 from swap_testkit.torch.simulator.process_group import register_backend
 
@@ -44,8 +44,8 @@ def check_races(device: str, what: str) -> None:
     """Raise ``RuntimeError`` if the checker found something while ``what`` ran on ``sim``."""
     if device != SIMULATED:
         return
-    count = control.race_count()
-    races = control.races()
+    count = watch.race_count()
+    races = watch.races()
     if races:
         told = "\n".join(f"  {race}" for race in races[:10])
         raise RuntimeError(f"{what} has {count} races on the simulated accelerator:\n{told}")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from swap_testkit.torch.simulator import control
-from swap_testkit.torch.simulator.control import Schedule
+from swap_testkit.torch.simulator import control, watch
+from swap_testkit.torch.simulator.settings import Schedule
 
 __all__ = ["CHECKS", "selftest"]
 
@@ -25,11 +25,11 @@ def selftest() -> Iterator[tuple[str, str | None]]:
     torch.set_num_threads(1)
     control.enable(_DEVICE, devices=2)
     for name, check in CHECKS.items():
-        control.reset()
+        watch.reset()
         problem = None
         try:
             check()
-            _expect(not control.races(), "the checker reported a race")
+            _expect(not watch.races(), "the checker reported a race")
         except Exception as error:  # noqa: BLE001  # whatever it is, it is told
             problem = f"{type(error).__name__}: {error}"
         finally:
@@ -72,9 +72,9 @@ def _a_missing_wait_is_found() -> None:
     host = torch.zeros(8).pin_memory()
     with side:
         host.copy_(values, non_blocking=True)
-    _expect(len(control.races()) == 1, "a missing wait of a stream was not reported")
+    _expect(len(watch.races()) == 1, "a missing wait of a stream was not reported")
     host.add_(1)
-    _expect(len(control.races()) == 1, "a missing wait of the host was not reported")
+    _expect(len(watch.races()) == 1, "a missing wait of the host was not reported")
 
 
 def _memory_is_counted() -> None:

@@ -90,6 +90,7 @@ class Call {
   c10::DeviceIndex device_;
   Stream* stream_ = nullptr;
   uint64_t random_ = 0;
+  std::vector<IValue> outs_; // what a kernel that runs in step wrote to
 
   c10::DeviceIndex find_device() const {
     c10::DeviceIndex found = -1;
@@ -259,24 +260,24 @@ class Call {
 
   // In step with the host.
   void run_now() {
+    auto kernel = kernel_arguments();
+    make_outs_resizable(kernel);
+    run_in_step(stream_, info_.name, accesses({}), [&] { call_with_seed(kernel); });
     {
       Lock lock(book());
       ++fallback_counts()[*info_.name];
     }
-    auto kernel = kernel_arguments();
-    make_outs_resizable(kernel);
-    run_in_step(stream_, info_.name, accesses({}), [&] { call_with_seed(kernel); });
     if (info_.host_waits) {
       host_wait(stream_);
     }
     answer(moved_to_device(kernel));
   }
 
-  // Outs whose shape is not known get memory of the CPU first.
+  // Outs whose shape is not known are written to memory of the CPU first.
   void make_outs_resizable(Stack& kernel) const {
     for (auto index : info_.outs) {
       if (kernel[index].isTensor()) {
-        kernel[index] = kernel[index].toTensor().clone();
+        kernel[index] = kernel[index].toTensor().new_empty({0});
       }
     }
   }
@@ -301,8 +302,6 @@ class Call {
     }
     generator.set_state(before);
   }
-
-  std::vector<IValue> outs_;
 
   Stack moved_to_device(const Stack& kernel) {
     for (size_t i = 0; i < info_.outs.size(); ++i) {
