@@ -93,11 +93,10 @@ def wrap_like(like: torch.Tensor, local: torch.Tensor, *, state_exists: bool) ->
     """
     wrapper = _wrapper_of(type(like))
     if wrapper is _Wrapper.DTENSOR:
-        # The wrapper of a detached DTensor has storage offset 0, unlike one built from a local view
-        # with an offset, which ``torch.save`` and ``deepcopy`` cannot handle.
-        shell = like.detach()
-        shell._local_tensor = local  # type: ignore[attr-defined]
-        return shell
+        # Its device is that of ``local``: a wrapper on another one cannot be detached or copied.
+        # Its storage offset is that of ``local`` too, 0, which ``torch.save`` wants.
+        make_sharded: Callable[..., torch.Tensor] = type(like)
+        return make_sharded(local, like._spec, requires_grad=False)  # type: ignore[attr-defined]
     if wrapper is _Wrapper.HYPER and state_exists:
         make: Callable[..., torch.Tensor] = type(like)
         layout = {"device_mesh": like.device_mesh, "placements": like.placements}  # type: ignore[attr-defined]

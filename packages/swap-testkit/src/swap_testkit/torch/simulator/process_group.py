@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from swap_testkit.torch.simulator.control import enabled_name
 from swap_testkit.torch.simulator.work import Result, SimulatedWork, Works
@@ -27,6 +27,8 @@ BACKEND = "simccl"
 """Name of the backend."""
 
 Tensors: TypeAlias = Sequence[torch.Tensor]
+Gloo: TypeAlias = Any
+"""A group of gloo; untyped, since its methods have other names in each version of torch."""
 Options: TypeAlias = Any
 """What torch passes on to gloo."""
 
@@ -55,6 +57,10 @@ def _make_group(store: Store, rank: int, size: int, timeout: timedelta) -> Simul
     return SimulatedGroup(store, rank, size, timeout)
 
 
+def _gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Gloo:
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+
 def _let_go_of_gloo() -> None:
     """Join gloo's threads while the interpreter still runs.
 
@@ -69,18 +75,27 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
-        self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+        # One for each kind of device, as `cpu:gloo,cuda:nccl` has: a thread that saves a checkpoint
+        # works with CPU tensors while training goes on, in no common order on all ranks.
+        self._gloo, self._cpu_gloo = (
+            _gloo(PrefixStore(name, store), rank, size, timeout) for name in ("device", "cpu")
+        )
         self._streams: dict[torch.device, torch.Stream] = {}
         self._rank, self._size = rank, size
         _groups.add(self)
 
     def close(self) -> None:
         """Let go of gloo."""
-        self._gloo = None
+        self._gloo = self._cpu_gloo = None
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
         """The backend's name."""
         return BACKEND
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """What it serves; asynchronous checkpoints ask whether the CPU is among them."""
+        return [torch.device("cpu"), torch.device(str(enabled_name()))]
 
     @property
     def pg_name(self) -> str:
@@ -108,21 +123,25 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
         name: str,
         reads: Tensors,
         writes: Tensors,
-        call: Callable[[list[torch.Tensor], list[torch.Tensor]], Any],
+        call: Callable[[Gloo, list[torch.Tensor], list[torch.Tensor]], Any],
         result: Result,
     ) -> SimulatedWork:
         ours = next((tensor for tensor in [*reads, *writes] if tensor.device.type != "cpu"), None)
         if ours is None:
-            call(list(reads), list(writes)).wait()
+            call(self._cpu_gloo, list(reads), list(writes)).wait()
             return SimulatedWork(result, None, None)
         stream = self._stream(ours.device)
         stream.wait_stream(torch.accelerator.current_stream(ours.device))
         event = torch.Event(device=ours.device)
         with stream:
             views = torch.ops.swap_simulator.begin_collective(list(reads), list(writes), name)
-            call(views[: len(reads)], views[len(reads) :]).wait()
+            call(self._gloo, views[: len(reads)], views[len(reads) :]).wait()
             event.record(stream)
         return SimulatedWork(result, event, (reads, writes))
+
+    def _gloo_for(self, tensors: Tensors) -> Gloo:
+        on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
+        return self._cpu_gloo if on_cpu else self._gloo
 
     def _stream(self, device: torch.device) -> torch.Stream:
         if device not in self._streams:
@@ -135,24 +154,24 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             tensors = [tensors]
         args = () if opts is None else (opts,)
         return self._run(
-            "all_reduce", [], tensors, lambda _, w: self._gloo.allreduce(w, *args), tensors
+            "all_reduce", [], tensors, lambda gloo, _, w: gloo.allreduce(w, *args), tensors
         )
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Options) -> SimulatedWork:
         """Reduce several in place."""
         return self._run(
-            "all_reduce", [], tensors, lambda _, w: self._gloo.allreduce_coalesced(w, opts), tensors
+            "all_reduce", [], tensors, lambda gloo, _, w: gloo.allreduce_coalesced(w, opts), tensors
         )
 
     def broadcast(self, tensors: Tensors, opts: Options) -> SimulatedWork:
         """Read on the root, written elsewhere."""
         return self._run(
-            "broadcast", [], tensors, lambda _, w: self._gloo.broadcast(w, opts), tensors
+            "broadcast", [], tensors, lambda gloo, _, w: gloo.broadcast(w, opts), tensors
         )
 
     def reduce(self, tensors: Tensors, opts: Options) -> SimulatedWork:
         """Written on the root; elsewhere gloo may use the memory for partial results."""
-        return self._run("reduce", [], tensors, lambda _, w: self._gloo.reduce(w, opts), tensors)
+        return self._run("reduce", [], tensors, lambda gloo, _, w: gloo.reduce(w, opts), tensors)
 
     def allgather(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Options = None
@@ -163,7 +182,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             "all_gather",
             inputs,
             [tensor for output in outputs for tensor in output],
-            lambda r, w: self._gloo.allgather(_as(outputs, w), r, *args),
+            lambda gloo, r, w: gloo.allgather(_as(outputs, w), r, *args),
             outputs,
         )
 
@@ -173,7 +192,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             "gather",
             inputs,
             [tensor for output in outputs for tensor in output],
-            lambda r, w: self._gloo.gather(_as(outputs, w), r, opts),
+            lambda gloo, r, w: gloo.gather(_as(outputs, w), r, opts),
             outputs,
         )
 
@@ -183,7 +202,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             "scatter",
             [tensor for each in inputs for tensor in each],
             outputs,
-            lambda r, w: self._gloo.scatter(w, _as(inputs, r), opts),
+            lambda gloo, r, w: gloo.scatter(w, _as(inputs, r), opts),
             outputs,
         )
 
@@ -195,7 +214,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             "reduce_scatter",
             [tensor for each in inputs for tensor in each],
             outputs,
-            lambda r, w: self._gloo.reduce_scatter(w, _as(inputs, r), opts),
+            lambda gloo, r, w: gloo.reduce_scatter(w, _as(inputs, r), opts),
             outputs,
         )
 
@@ -203,19 +222,19 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
         """Exchange lists of tensors, by sending and receiving: gloo has no such collective."""
         del opts
 
-        def exchange(reads: list[torch.Tensor], writes: list[torch.Tensor]) -> Works:
+        def exchange(gloo: Gloo, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> Works:
             writes[self._rank].copy_(reads[self._rank])
             others = [peer for peer in range(self._size) if peer != self._rank]
             return Works(
-                [self._gloo.send([reads[peer].contiguous()], peer, self._rank) for peer in others]
-                + [self._gloo.recv([writes[peer]], peer, peer) for peer in others]
+                [gloo.send([reads[peer].contiguous()], peer, self._rank) for peer in others]
+                + [gloo.recv([writes[peer]], peer, peer) for peer in others]
             )
 
         return self._run("all_to_all", inputs, outputs, exchange, outputs)
 
     def barrier(self, opts: Options = None) -> SimulatedWork:
         """Meet; what is queued on devices is not waited for."""
-        self._gloo.barrier(*(() if opts is None else (opts,))).wait()
+        self._cpu_gloo.barrier(*(() if opts is None else (opts,))).wait()
         return SimulatedWork(None, None, None)
 
     # Between two processes. gloo sends only when the other side receives, so nobody waits here:
@@ -225,19 +244,19 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
         """Send to another process."""
         staged: list[torch.Tensor] = []
 
-        def set_aside(reads: list[torch.Tensor], _: list[torch.Tensor]) -> Works:
+        def set_aside(_: Gloo, reads: list[torch.Tensor], __: list[torch.Tensor]) -> Works:
             staged.extend(tensor.clone() for tensor in reads)
             return Works([])
 
         work = self._run("send", tensors, [], set_aside, tensors)
-        work.unfinished = [self._gloo.send(staged, peer, tag)]
+        work.unfinished = [self._gloo_for(tensors).send(staged, peer, tag)]
         return work
 
     def recv(self, tensors: Tensors, peer: int, tag: int) -> SimulatedWork:
         """Receive from another process."""
         staged = [torch.empty_like(tensor, device="cpu") for tensor in tensors]
 
-        def move(_: list[torch.Tensor], writes: list[torch.Tensor]) -> Works:
+        def move(_: Gloo, __: list[torch.Tensor], writes: list[torch.Tensor]) -> Works:
             for write, received in zip(writes, staged, strict=True):
                 write.copy_(received)
             return Works([])
@@ -246,7 +265,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             return self._run("recv", [], tensors, move, tensors)
 
         work = SimulatedWork(tensors, None, tensors, finish)
-        work.unfinished = [self._gloo.recv(staged, peer, tag)]
+        work.unfinished = [self._gloo_for(tensors).recv(staged, peer, tag)]
         return work
 
     # Between one tensor and one tensor. torch 2.13 has other names for them than 2.10.
@@ -275,7 +294,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             "all_to_all",
             [input],
             [output],
-            lambda r, w: self._gloo.alltoall_base(w[0], r[0], output_splits, input_splits, *args),
+            lambda gloo, r, w: gloo.alltoall_base(w[0], r[0], output_splits, input_splits, *args),
             output,
         )
 
@@ -287,7 +306,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             name,
             [input],
             [output],
-            lambda r, w: getattr(self._gloo, method)(w[0], r[0], *args),
+            lambda gloo, r, w: getattr(gloo, method)(w[0], r[0], *args),
             output,
         )
 
