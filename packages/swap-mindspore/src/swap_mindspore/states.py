@@ -25,6 +25,7 @@ from swap_core import Ledger, Span, StateReport, StayReason, SwapOptimizerConfig
 from swap_mindspore.adapter import MindSporeSwapAdapter
 from swap_mindspore.device import AnyMindSporeDevice, DeviceMemory, empty_storages
 from swap_mindspore.eligibility import Eligibility
+from swap_mindspore.sharding import local_of
 
 __all__ = ["StateTable", "StayingState", "SwappedState"]
 
@@ -39,6 +40,11 @@ class SwappedState:
     host: Tensor
     device: Parameter
     """Has 0 bytes of storage but while its batch is on the device."""
+
+    @property
+    def shown(self) -> Tensor:
+        """What ``param`` is bound to at present, if sharded by this rank's part of it."""
+        return local_of(self.param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,7 @@ class StateTable:
 
     def tensors_of(self, index: int) -> dict[str, Tensor]:
         """What an update of one parameter works on, by key, in the order of the keys."""
-        tensors = {state.key: state.param for state in self._staying.get(index, ())}
+        tensors = {state.key: local_of(state.param) for state in self._staying.get(index, ())}
         tensors |= {state.slot.key: state.device for state in self.swapped_of(index)}
         return {key: tensors[key] for key in self._keys}
 
@@ -99,12 +105,12 @@ class StateTable:
             state
             for states in self._swapped.values()
             for state in states
-            if state.param.data_ptr() != state.host.data_ptr()
+            if state.shown.data_ptr() != state.host.data_ptr()
         ]
         for state in moved:
             _check_replacement(state)
         for state in moved:
-            state.host.copy_(state.param)
+            state.host.copy_(state.shown)
             state.param.set_data(state.host)
 
     def report(self) -> Iterator[StateReport]:
@@ -140,23 +146,25 @@ class StateTable:
         ledger: Ledger,
     ) -> None:
         # All host memory first: if it runs out, nothing has changed yet.
-        hosts = [device.allocate_host(state.shape, state.dtype) for *_, state in chosen]
-        for host, (*_, state) in zip(hosts, chosen, strict=True):
-            host.copy_(state)
+        shards = [local_of(state) for *_, state in chosen]
+        hosts = [device.allocate_host(shard.shape, shard.dtype) for shard in shards]
+        for host, shard in zip(hosts, shards, strict=True):
+            host.copy_(shard)
+        del shards
         for number, (host, entry) in enumerate(zip(hosts, chosen, strict=True)):
             index, owner, key, state = entry
-            nbytes = state.nbytes
+            nbytes = host.nbytes
             state.set_data(host)
             slot = SwapSlot(
                 owner=owner,
                 key=key,
-                shape=tuple(state.shape),
-                dtype=str(state.dtype).lower(),
+                shape=tuple(host.shape),
+                dtype=str(host.dtype).lower(),
                 nbytes=nbytes,
                 span=Span(number, 0, nbytes),
             )
             # A Parameter: in place of another Tensor, a kernel may update a converted copy.
-            tensor = Parameter(device.allocate_device(state.shape, state.dtype), state.name)
+            tensor = Parameter(device.allocate_device(host.shape, host.dtype), state.name)
             empty_storages(DeviceMemory((tensor,), (nbytes,)))
             swapped = SwappedState(slot, state, host, tensor)
             self._swapped.setdefault(index, []).append(swapped)
@@ -165,7 +173,7 @@ class StateTable:
 
 
 def _check_replacement(state: SwappedState) -> None:
-    found = (tuple(state.param.shape), state.param.dtype)
+    found = (tuple(state.shown.shape), state.shown.dtype)
     if found != (state.slot.shape, state.host.dtype):
         raise ValueError(
             f"{state.slot.key} of {state.slot.owner} was replaced by a tensor of shape {found[0]} "
@@ -180,7 +188,7 @@ def _report_swapped(state: SwappedState) -> StateReport:
 
 
 def _report_staying(state: StayingState) -> StateReport:
-    param = state.param
+    param = local_of(state.param)
     return StateReport(
         owner=state.owner,
         key=state.key,
