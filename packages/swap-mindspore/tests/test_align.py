@@ -18,7 +18,7 @@ from swap_testkit import align, assert_aligned
 from swap_testkit.cli import main
 from swap_testkit.mindspore import Job
 from swap_testkit.mindspore.record import array_of
-from swap_testkit.mindspore.scenarios import SCENARIOS
+from swap_testkit.mindspore.scenarios import OPTIMIZERS, SCENARIOS
 
 SMALL = SwapOptimizerConfig(min_numel=0, swap_times=3)
 ALIGN = ["align", "--framework", "mindspore", "--swap-times", "3", "--min-numel", "16"]
@@ -113,7 +113,7 @@ def test_arguments_that_are_refused(arguments, error, words) -> None:
 
 @pytest.mark.parametrize(
     ("scenario", "optimizer"),
-    zip(SCENARIOS, ["adam-nesterov", "adam-weight-decay", "adam-amsgrad", "adam"], strict=True),
+    list(zip(SCENARIOS, OPTIMIZERS, strict=True)),
 )
 def test_a_scenario_is_aligned(scenario, optimizer, capsys) -> None:
     arguments = ["--scenario", scenario, "--steps", "2", "--optimizer", optimizer]
