@@ -141,6 +141,7 @@ def test_a_builder_on_the_command_line_and_its_report(tmp_path, monkeypatch, cap
         (["--scenario", "fsdp"], "'fsdp' is unknown; there are: all, single"),
         (["--scenario", "single", "--optimizer", "sgd"], "'sgd' is unknown"),
         (["--scenario", "single", "--nproc", "2"], "for torch"),
+        (["--scenario", "single", "--device", "ascend"], "device_target is 'cpu'"),
         (
             ["--scenario", "single", "--optimizer", "adam", "--packed"],
             "packed_swap=True is not supported",
@@ -167,6 +168,12 @@ def test_arrays_hold_the_bits(dtype) -> None:
     assert array.values().tolist() == expected
     value.set_data(Tensor(np.zeros((2, 2), np.float32)).astype(dtype))
     assert array.values().tolist() == expected
+
+
+def test_the_public_names_of_the_kit_are_these() -> None:
+    import swap_testkit.mindspore as kit
+
+    assert kit.__all__ == ["Job", "MindSporeRecordingDevice", "record_updates", "region_of"]
 
 
 def test_the_kit_runs_without_torch() -> None:
