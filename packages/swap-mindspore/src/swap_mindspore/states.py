@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 from mindspore import Parameter, Tensor
 
@@ -55,6 +55,17 @@ class StayingState:
     key: str
     param: Parameter
     reason: StayReason
+
+
+class _Candidate(NamedTuple):
+    """A state that is to swap."""
+
+    position: int
+    """The place of its parameter in the optimizer."""
+    owner: str
+    key: str
+    param: Parameter
+    """The state."""
 
 
 @final
@@ -125,51 +136,53 @@ class StateTable:
         params: Sequence[Parameter],
         states: Mapping[str, Sequence[Parameter]],
         rules: Eligibility,
-    ) -> list[tuple[int, str, str, Parameter]]:
-        """Note what stays, and tell what swaps: index of the parameter, its name, key, state."""
+    ) -> list[_Candidate]:
+        """Note what stays, and give what swaps."""
         chosen = []
         for index, param in enumerate(params):
             owner = f"parameter {index} ({param.name})"
             for key, members in states.items():
                 reason = rules.stay_reason(key, members[index])
                 if reason is None:
-                    chosen.append((index, owner, key, members[index]))
+                    chosen.append(_Candidate(index, owner, key, members[index]))
                 else:
                     staying = StayingState(owner, key, members[index], reason)
                     self._staying.setdefault(index, []).append(staying)
         return chosen
 
     def _move_out(
-        self,
-        chosen: Sequence[tuple[int, str, str, Parameter]],
-        device: AnyMindSporeDevice,
-        ledger: Ledger,
+        self, chosen: Sequence[_Candidate], device: AnyMindSporeDevice, ledger: Ledger
     ) -> None:
         # All host memory first: if it runs out, nothing has changed yet.
-        shards = [local_of(state) for *_, state in chosen]
+        shards = [local_of(candidate.param) for candidate in chosen]
         hosts = [device.allocate_host(shard.shape, shard.dtype) for shard in shards]
         for host, shard in zip(hosts, shards, strict=True):
             host.copy_(shard)
         del shards
-        for number, (host, entry) in enumerate(zip(hosts, chosen, strict=True)):
-            index, owner, key, state = entry
-            nbytes = host.nbytes
-            state.set_data(host)
-            slot = SwapSlot(
-                owner=owner,
-                key=key,
-                shape=tuple(host.shape),
-                dtype=str(host.dtype).lower(),
-                nbytes=nbytes,
-                span=Span(number, 0, nbytes),
-            )
-            # A Parameter: in place of another Tensor, a kernel may update a converted copy.
-            tensor = Parameter(device.allocate_device(host.shape, host.dtype), state.name)
-            empty_storages(DeviceMemory((tensor,), (nbytes,)))
-            swapped = SwappedState(slot, state, host, tensor)
-            self._swapped.setdefault(index, []).append(swapped)
+        for number, (candidate, host) in enumerate(zip(chosen, hosts, strict=True)):
+            # The device memory of before is free from here on, so there is room for its successor.
+            candidate.param.set_data(host)
+            state = _swapped_state(candidate, host, number, device)
+            self._swapped.setdefault(candidate.position, []).append(state)
             ledger.host_allocations += 1
-            ledger.host_bytes += nbytes
+            ledger.host_bytes += state.slot.nbytes
+
+
+def _swapped_state(
+    candidate: _Candidate, host: Tensor, number: int, device: AnyMindSporeDevice
+) -> SwappedState:
+    slot = SwapSlot(
+        owner=candidate.owner,
+        key=candidate.key,
+        shape=tuple(host.shape),
+        dtype=str(host.dtype).lower(),
+        nbytes=host.nbytes,
+        span=Span(number, 0, host.nbytes),
+    )
+    # A Parameter: in place of another Tensor, a kernel may update a converted copy.
+    tensor = Parameter(device.allocate_device(host.shape, host.dtype), candidate.param.name)
+    empty_storages(DeviceMemory((tensor,), (host.nbytes,)))
+    return SwappedState(slot, candidate.param, host, tensor)
 
 
 def _check_replacement(state: SwappedState) -> None:
