@@ -101,6 +101,7 @@ def tests(session: nox.Session) -> None:
         session.notify(f"tests-{distribution.name}")
     session.notify("align")
     session.notify("downstream")
+    session.notify("integrations")
 
 
 def add_tests_session(distribution: Distribution) -> None:
@@ -112,6 +113,9 @@ def add_tests_session(distribution: Distribution) -> None:
         install(session, group("test", distribution.folder), needed)
         quiet = MINDSPORE_QUIET if distribution.name == "swap-mindspore" else {}
         session.run("pytest", f"{distribution.folder}/tests", *session.posargs, env=quiet)
+        if distribution.name == "swap-testkit":
+            # In a process of their own: see the conftest there.
+            session.run("pytest", f"{distribution.folder}/tests/simulator", *session.posargs)
 
     run.__doc__ = f"Test {distribution.name} with only what it declares."
     nox.session(name=f"tests-{distribution.name}")(run)
@@ -174,6 +178,13 @@ def downstream(session: nox.Session) -> None:
 
 
 @nox.session
+def integrations(session: nox.Session) -> None:
+    """Train with Accelerate, Transformers, Lightning and DCP, natively and swapped, and resume."""
+    install(session, group("integrations"), DISTRIBUTIONS)
+    session.run("pytest", "examples/trainers/tests", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting of the whole repository."""
     install(session, group("lint"))
@@ -203,11 +214,17 @@ def build(session: nox.Session) -> None:
 
 
 def check_contents(session: nox.Session, distribution: Distribution, wheel: Path) -> None:
-    """Fail unless the wheel holds the module, its type marker and its licence, and no tests."""
+    """Fail unless the wheel holds all of the module and its licence, and no tests."""
     with zipfile.ZipFile(wheel) as archive:
         files = set(archive.namelist())
     metadata = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
-    missing = {f"{distribution.module}/py.typed", f"{metadata}/licenses/LICENSE"} - files
+    source = ROOT / distribution.folder / "src"
+    needed = {
+        file.relative_to(source).as_posix()
+        for file in source.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    missing = (needed | {f"{metadata}/licenses/LICENSE"}) - files
     if missing:
         session.error(f"{wheel.name} lacks {sorted(missing)}")
     allowed = (f"{distribution.module}/", f"{metadata}/")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train a small GPT twice from one seed, natively and with swapped optimizer, and compare.
 
-The exit code is 1 if one bit of a loss, a parameter or a state differs.
+The exit code is 1 if one bit of a loss, a parameter or a state differs, or if the simulated
+accelerator finds accesses of the same memory in no order.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from swap_core import format_bytes
+from swap_testkit.torch import CpuAsDevice, simulator
 from swap_torch import (
     AcceleratorDevice,
     SwapOptimizerConfig,
@@ -36,6 +38,7 @@ from swap_torch import (
 SEED = 0
 LEARNING_RATE = 2e-3
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+SIMULATED = "simnpu"
 PICTURES = (".pdf", ".png", ".svg")
 
 Device: TypeAlias = TorchSwapDevice[Any, Any]
@@ -63,13 +66,24 @@ def main(arguments: list[str] | None = None) -> int:
             runs.append(train(name, options, device, its_config, text, tell))
     native, swapped = runs
 
-    console.print(table_of(native, swapped, simulated=device.torch_device.type == "cpu"))
+    console.print(table_of(native, swapped, simulated=is_simulated(device)))
     console.print(f"The optimizer's own report: {swapped.report}")
     how = "state by state" if options.per_tensor else "packed"
     title = f"Small GPT, {options.optimizer}: native and swapped ({how}) on {device.torch_device}"
     draw(native, swapped, title, options.plot)
     console.print(f"Picture: {options.plot}")
-    return 0 if all_equal(native, swapped) else 1
+    return 0 if all_equal(native, swapped) and no_races(console) else 1
+
+
+def no_races(console: Console) -> bool:
+    """Tell what the simulator's checker found, if there is a simulator."""
+    if simulator.enabled_name() is None:
+        return True
+    races = simulator.races()
+    for race in races:
+        console.print(f"Race: {race}")
+    console.print(f"Accesses of the same memory in no order: {len(races)}")
+    return not races
 
 
 # The command line.
@@ -90,9 +104,10 @@ def inputs_from(
     add("--per-tensor", action="store_true", help="move state by state, not in packed batches")
     add(
         "--device",
-        choices=("auto", "npu", "cuda", "cpu"),
+        choices=("auto", "npu", "cuda", "sim", "cpu"),
         default="auto",
-        help="auto: the accelerator, or else the CPU in the role of one",
+        help="sim: a simulated accelerator (needs a C++ compiler); cpu: CPU tensors in the role of "
+        "device memory; auto: the first of accelerator, sim and cpu that is there",
     )
     add("--plot", type=picture_file, default="train_gpt.png", metavar="FILE", help="the picture")
     options = parser.parse_args(arguments)
@@ -149,9 +164,13 @@ def find_device(wanted: str) -> Device:
                 f"and swap-torch[npu], or choose auto or cpu"
             ) from error
     found = torch.accelerator.current_accelerator(check_available=True)
+    if wanted == "sim" or (wanted == "auto" and found is None):
+        try:
+            return simulated_device()
+        except simulator.BuildError as error:
+            if wanted == "sim":
+                raise LookupError(str(error)) from error
     if wanted == "cpu" or (wanted == "auto" and found is None):
-        from swap_testkit.torch import CpuAsDevice  # only needed without an accelerator
-
         return CpuAsDevice()
     if found is None or wanted not in ("auto", found.type):
         raise LookupError(
@@ -162,13 +181,33 @@ def find_device(wanted: str) -> Device:
     return AcceleratorDevice(torch.device(found.type, torch.accelerator.current_device_index()))
 
 
+def simulated_device() -> Device:
+    """Enable the simulator; compiled at first use.
+
+    Raises:
+        BuildError: it cannot be compiled here.
+    """
+    simulator.enable(SIMULATED, devices=1)
+    return AcceleratorDevice(torch.device(SIMULATED, 0))
+
+
 def told(device: Device) -> str:
+    if is_simulated(device):
+        return (
+            "a simulated accelerator: shows that bits are equal, what its allocator counts, that "
+            "copies and updates wait for each other where they must; nothing about speed"
+        )
     if device.torch_device.type == "cpu":
         return (
             "the CPU in the role of an accelerator: shows that bits are equal, that memory is "
             "really freed and how much moves; shows nothing about speed"
         )
     return f"{device.torch_device}: bits, memory and times are its own"
+
+
+def is_simulated(device: Device) -> bool:
+    """Whether there is no real link between host and device memory."""
+    return device.torch_device.type in ("cpu", SIMULATED)
 
 
 # Training.

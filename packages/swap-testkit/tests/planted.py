@@ -212,14 +212,14 @@ FAULTS = {
     # Arithmetic.
     "counter advances twice": """
         AdamW.step_batch
-        - self.update(self.optimizer.param_groups[call.group_index], call, call.gradients_in(step))
-        + self.update(self.optimizer.param_groups[call.group_index], call, call.gradients_in(step))
+        - self.update(group, call, call.gradients_in(step))
+        + self.update(group, call, call.gradients_in(step))
         + [counter.add_(1) for counter in call.states["step"]]
     """,
     "one ulp of one parameter": """
         AdamW.step_batch
-        - self.update(self.optimizer.param_groups[call.group_index], call, call.gradients_in(step))
-        + self.update(self.optimizer.param_groups[call.group_index], call, call.gradients_in(step))
+        - self.update(group, call, call.gradients_in(step))
+        + self.update(group, call, call.gradients_in(step))
         + last = call.params[0].view(-1)[-1:]
         + last.copy_(torch.nextafter(last, torch.full_like(last, 9.0)))
     """,

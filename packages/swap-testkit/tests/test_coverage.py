@@ -96,6 +96,12 @@ def test_a_mindspore_row_is_covered_or_said_to_wait(row: str) -> None:
     assert covered_by == "not yet" or missing_from(covered_by) == []
 
 
+def test_every_test_that_the_page_names_exists() -> None:
+    named = [cell for cell in rows().values() if cell.startswith("swap-")]
+    assert len(named) > 20
+    assert [name for cell in named for name in missing_from(cell)] == []
+
+
 def test_a_name_that_does_not_exist_would_be_noticed() -> None:
     assert missing_from("swap-torch `test_memory.py::test_nothing`, scenario `fdsp`") == [
         "test_memory.py::test_nothing",

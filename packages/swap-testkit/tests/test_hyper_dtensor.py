@@ -167,3 +167,56 @@ def test_a_state_that_is_a_dtensor_stays_one(module: str) -> None:
     assert isinstance(state, DTensor)
     assert (state.device_mesh, state.placements) == ("mesh", ("Shard(0)",))
     assert not same_bits(local(state), plain)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("wrapped_states", [False, True])
+def test_state_dicts(wrapped_states: bool, packed: bool) -> None:
+    """Outside of SkipDTensorDispatch: taken, held, loaded, moved to the device and back."""
+    device = CpuAsDevice(poison=True)
+    config = SwapOptimizerConfig(swap_times=2, min_numel=4, packed_swap=packed)
+    optimizers = []
+    for _ in range(2):
+        params = parameters()
+        with skip_dtensor_dispatch():
+            optimizer = torch.optim.AdamW(params, fused=True)
+            give_gradients(params, 0)
+            optimizer.step()
+            for param in params if wrapped_states else ():
+                for key, value in optimizer.state[param].items():
+                    if isinstance(param, DTensor) and key != "step":
+                        state = DTensor(value, "mesh", ("Shard(0)",))
+                        optimizer.state[param][key] = state
+            optimizers.append(optimizer)
+    native, swapped = optimizers
+    with skip_dtensor_dispatch():
+        swap_optimizer(swapped, config, device=device)
+
+    def step(number: int) -> None:
+        for optimizer in optimizers:
+            give_gradients(optimizer.param_groups[0]["params"], number)
+            with skip_dtensor_dispatch():
+                optimizer.step()
+
+    step(1)
+    held = swapped.state_dict()
+    before = {
+        (index, key): local(value).clone()
+        for index, entry in native.state_dict()["state"].items()
+        for key, value in entry.items()
+    }
+    step(2)
+    for (index, key), value in before.items():
+        assert same_bits(local(held["state"][index][key]), value)
+    with swapped.states_on_device():
+        step(3)
+    swapped.load_state_dict(swapped.state_dict())
+    held_twice = [swapped.state_dict(), dict(swapped.state)]
+    swapped.load_state_dict(held_twice[0])
+    step(4)
+    pairs = zip(native.state.items(), swapped.state.items(), strict=True)
+    for (p, one), (q, other) in pairs:
+        assert same_bits(local(p), local(q))
+        for key, value in one.items():
+            assert type(other[key]) is type(value)
+            assert same_bits(local(value), local(other[key]))

@@ -14,6 +14,7 @@ import pytest
 
 import swap_testkit
 import swap_testkit.torch
+import swap_testkit.torch.simulator
 
 PUBLIC = {
     swap_testkit: [
@@ -50,13 +51,40 @@ PUBLIC = {
         "regions_of",
         "same_bits",
     ],
+    swap_testkit.torch.simulator: [
+        "NPU_QUIRKS",
+        "BuildError",
+        "Link",
+        "Quirks",
+        "Race",
+        "Schedule",
+        "enable",
+        "enabled_name",
+        "fallbacks",
+        "host_read",
+        "host_write",
+        "mark_private_format",
+        "pinned_bytes",
+        "pinned_peak_bytes",
+        "queued_operations",
+        "race_count",
+        "races",
+        "raise_on_race",
+        "reset",
+        "scheduled",
+        "set_memory_limit",
+        "set_pinned_limit",
+        "set_quirks",
+        "set_schedule",
+        "strict_free",
+    ],
 }
 
 OBJECTS = {
     f"{module.__name__}.{name}": getattr(module, name)
     for module, names in PUBLIC.items()
     for name in names
-    if name != "__version__"
+    if name not in ("__version__", "NPU_QUIRKS")
 }
 
 

@@ -136,7 +136,7 @@ def form_options(form: str) -> StateDictOptions:
 
 def run_on(nproc: int, job: Any, *arguments: Any) -> Any:
     """What rank 0 returns; all ranks must have returned the same."""
-    results = launch(job, *arguments, nproc=nproc, timeout=120)
+    results = launch(job, *arguments, nproc=nproc, timeout=240)
     for result in results[1:]:
         assert result == results[0]
     return results[0]
@@ -156,7 +156,7 @@ def job_save(layout: str, device: str, folder: str) -> dict[str, str]:
     quietly()
     saved = {}
     for kind in KINDS:
-        run = Run(kind, layout, device, steps=2)
+        run = Run(kind, layout, device, steps=2, fused=True)
         for form in FORMS:
             model, optimizer = get_state_dict(run.model, run.optimizer, options=form_options(form))
             path = Path(folder, f"{kind}-{form}")
@@ -179,7 +179,7 @@ def job_load(layout: str, device: str, folder: str) -> dict[str, dict[str, str]]
         for kind in KINDS:
             if written == "flat" and source == kind:
                 continue  # the other three say as much
-            run = Run(kind, layout, device)
+            run = Run(kind, layout, device, fused=True)
             form = form_options(written)
             model, optimizer = get_state_dict(run.model, run.optimizer, options=form)
             state_dict = {"model": model, "optimizer": optimizer}

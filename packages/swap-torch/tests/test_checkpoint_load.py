@@ -17,6 +17,7 @@ from swap_core import StateDictError
 from swap_testkit import Tamper
 from swap_testkit.torch import CpuAsDevice, TorchRecordingDevice, assert_same_bits, same_bits
 from swap_torch import SwapOptimizerConfig
+from swap_torch.reading import LoadedState
 
 SHAPES = [(3, 50), (), (40,), (7, 2), (200,)]
 BOTH = pytest.mark.parametrize("packed", [True, False], ids=["packed", "per-tensor"])
@@ -524,6 +525,32 @@ def test_names_that_are_all_other_do_not_matter(
     exchange(pair, to)
     assert to.swapped.param_groups[0]["param_names"] == ["a", "b"]
     train(to, 1)
+
+
+@BOTH
+def test_no_device_memory_for_what_stays_changes_nothing(
+    twins: Callable[..., Any],
+    train: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    packed: bool,
+) -> None:
+    pair = twins(SHAPES, config=config(packed))
+    train(pair, 2)
+    other = copy.deepcopy(pair.native.state_dict())
+    train(pair, 1)
+
+    def no_room(self: LoadedState) -> torch.Tensor:
+        raise torch.OutOfMemoryError(f"planted for {self.key}")
+
+    monkeypatch.setattr(LoadedState, "where_it_stays", no_room)
+    with pytest.raises(torch.OutOfMemoryError, match="planted for step"):
+        pair.swapped.load_state_dict(other)
+    monkeypatch.undo()
+    pair.check()
+    train(pair, 2)
+    for optimizer in (pair.native, pair.swapped):
+        optimizer.load_state_dict(copy.deepcopy(other))
+    train(pair, 1)
 
 
 @BOTH

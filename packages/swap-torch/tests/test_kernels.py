@@ -112,6 +112,18 @@ def test_kernels_that_do_not_agree_are_not_used(
     assert functional == [1] * 9
 
 
+def test_out_of_memory_is_no_answer(fresh_checks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError("planted")
+
+    question = OPTIONS[0], torch.device("cpu"), torch.float32
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "_examples", full)
+        with pytest.raises(torch.OutOfMemoryError, match="planted"):
+            kernels.agrees(*question)
+    assert kernels.agrees(*question)
+
+
 def test_the_answer_is_for_options_device_and_dtype_and_is_found_once(
     twins: Callable[..., Any], train: Callable[..., None], fresh_checks: None
 ) -> None:

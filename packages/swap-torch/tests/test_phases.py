@@ -283,8 +283,8 @@ def test_a_phase_that_cannot_be_entered_changes_nothing(
     with pytest.raises(MemoryError, match="planted"):
         pair.swapped.offload()
     device.tamper = None
-    assert not on_host(pair.swapped)
     train(pair, 2)
+    assert not on_host(pair.swapped)
     pair.swapped.offload()
     train(pair, 1)
     del kept, state_dict

@@ -19,6 +19,7 @@ from swap_core.errors import (
     UnsupportedOptimizerError,
     UnsupportedOptionError,
 )
+from swap_core.forecast import Forecast, Hardware, Workload, forecast, recommended
 from swap_core.layout import ALIGNMENT, HostRounding, Run, align, cover, place, runs_of
 from swap_core.ledger import Ledger
 from swap_core.model import VirtualDevice, VirtualEvent, VirtualMemory, VirtualStream
@@ -26,6 +27,7 @@ from swap_core.packed import PackedPipeline
 from swap_core.partition import partition
 from swap_core.per_tensor import PerTensorPipeline
 from swap_core.pipeline import Pipeline, restore_or_explain
+from swap_core.presets import PRESETS, Preset
 from swap_core.report import StateReport, StayReason, SwapReport, format_bytes
 from swap_core.slot import Residency, Span, SwapSlot
 from swap_core.timeline import BatchTimes, StepTimes, step_times
@@ -34,15 +36,19 @@ from swap_core.unit import UpdateUnit
 __all__ = [
     "ADAPTER_GROUP",
     "ALIGNMENT",
+    "PRESETS",
     "AlreadyWrappedError",
     "Batch",
     "BatchTimes",
+    "Forecast",
+    "Hardware",
     "HostRounding",
     "Ledger",
     "OptimizerSwapAdapter",
     "PackedPipeline",
     "PerTensorPipeline",
     "Pipeline",
+    "Preset",
     "Residency",
     "Run",
     "Span",
@@ -64,13 +70,16 @@ __all__ = [
     "VirtualEvent",
     "VirtualMemory",
     "VirtualStream",
+    "Workload",
     "__version__",
     "align",
     "cover",
     "find_adapter",
+    "forecast",
     "format_bytes",
     "partition",
     "place",
+    "recommended",
     "restore_or_explain",
     "runs_of",
     "step_times",

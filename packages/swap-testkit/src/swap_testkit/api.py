@@ -47,7 +47,8 @@ def align(
         parallel: ``none``, ``ddp``, ``fsdp`` or ``hsdp``: how the kit makes the model parallel.
             With ``none`` and several processes, the builder does that itself.
         nproc: Processes on this machine.
-        device: ``cpu`` (CPU tensors play the device), or an accelerator's type such as ``npu``.
+        device: ``cpu`` (CPU tensors play the device), ``sim`` (the simulated accelerator; a race
+            raises), or an accelerator's type such as ``npu``.
         tolerance: None: exact. A tolerance is named in the result.
         timeout: Seconds after which the processes are killed.
         framework: ``torch`` or ``mindspore``, which trains on this process only.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: ``align`` a model or scenarios, ``worker`` under torchrun, ``scenarios``."""
+"""The command line: ``align``, ``worker``, ``cards``, ``scenarios``, ``simulator``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from swap_core import SwapOptimizerConfig
 from swap_testkit.alignment import Alignment
 from swap_testkit.array import Tolerance
 from swap_testkit.report import alignment_table, write_report
+from swap_testkit.simulator_cli import add_simulator
 
 __all__ = ["main"]
 
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options)
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, OSError) as error:
         print(f"swap_testkit: {error}", file=sys.stderr)
         return 2
     return code
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_cards(
         commands.add_parser("cards", help="all scenarios on the accelerators of this machine")
     )
+    add_simulator(commands.add_parser("simulator", help="the simulated accelerator"))
     listing = commands.add_parser("scenarios", help="list the scenarios")
     listing.add_argument("--framework", default="torch", choices=("torch", "mindspore"))
     listing.set_defaults(run=_list)
@@ -109,7 +111,11 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--packed", action="store_true", help="only packed (default: both)")
     how.add_argument("--per-tensor", action="store_true", help="only per tensor")
-    parser.add_argument("--device", default="cpu", help="cpu, or an accelerator's type")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="cpu, sim (the simulated accelerator), or an accelerator's type",
+    )
     parser.add_argument(
         "--optimizer", nargs="+", help="for scenarios (default: all that are there)"
     )

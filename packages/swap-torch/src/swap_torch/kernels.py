@@ -132,9 +132,14 @@ def agrees(options: AdamOptions, device: torch.device, dtype: torch.dtype) -> bo
     """Tell whether :func:`direct_adam` gives the bits of torch's functional, by trying both.
 
     Blocks the host until the device is done; a few hundred bytes of device memory for that time.
+
+    Raises:
+        torch.OutOfMemoryError: there is no room for them.
     """
     try:
         return all(_agrees(options, device, dtype, flat=flat) for flat in (False, True))
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError:
         # The functional is going to tell what is wrong with this device or dtype.
         return False

@@ -47,8 +47,8 @@ class Loader:
     def load(self, entries: LoadedEntries, present: list[OptimizerState]) -> OptimizerState:
         """Make a new ``optimizer.state``; states that swap get host memory, others the device.
 
-        Memory of present states is used again where nobody else looks at it. Host memory is
-        allocated before any value is copied, so that a failed allocation changes nothing.
+        Memory of present states is used again where nobody else looks at it. Memory is
+        allocated before any value is overwritten, so that a failed allocation changes nothing.
 
         Args:
             entries: What to load, checked.
@@ -62,26 +62,20 @@ class Loader:
         kept = self._put_away(present.pop())
         try:
             found = self._homes(_states_in(entries))
+            # Device memory of what stays; may run out too.
+            made = [
+                (param, {key: _made(value, found) for key, value in entry.items()})
+                for param, entry in entries
+            ]
         except BaseException:
             present.append(_restored(kept))
             raise
         del kept
         state: OptimizerState = defaultdict(dict)
-        for param, entry in entries:
-            state[param] = {key: self._copied(value, found) for key, value in entry.items()}
+        for param, entry in made:
+            state[param] = {key: _shown(value, found) for key, value in entry.items()}
         homes.settle(found, only=True)
         return state
-
-    def _copied(self, value: object, homes: Homes) -> object:
-        if not isinstance(value, LoadedState):
-            return copy.deepcopy(value)
-        home = homes.get(value.name)
-        if home is None:
-            return value.where_it_stays()
-        source = local_of(value.value)
-        if source.data_ptr() != home.host.data_ptr():
-            home.host.copy_(source)
-        return home.show(value.value, state_exists=True)
 
     def _homes(self, loaded: Iterable[LoadedState]) -> Homes:
         """Host memory for each state that swaps: where it is now, or new."""
@@ -142,6 +136,23 @@ def _restored(kept: _PutAway) -> OptimizerState:
             else entry
         )
     return state
+
+
+def _made(value: object, homes: Homes) -> object:
+    """A copy of what does not go to host memory; what does is left for :func:`_shown`."""
+    if not isinstance(value, LoadedState):
+        return copy.deepcopy(value)
+    return value if value.name in homes else value.where_it_stays()
+
+
+def _shown(value: object, homes: Homes) -> object:
+    """Copy what goes to host memory there; what ``optimizer.state`` shows of it."""
+    if not isinstance(value, LoadedState):
+        return value
+    home, source = homes[value.name], local_of(value.value)
+    if source.data_ptr() != home.host.data_ptr():
+        home.host.copy_(source)
+    return home.show(value.value, state_exists=True)
 
 
 def _states_in(entries: LoadedEntries) -> Iterator[LoadedState]:

@@ -45,15 +45,15 @@ class LoadedState:
 
     @property
     def _dtype(self) -> torch.dtype:
-        param = self.unit.param
+        param, value = local_of(self.unit.param), local_of(self.value)
         if self.counter:
-            return torch.float32 if self.group["fused"] else self.value.dtype
-        return param.dtype if param.is_floating_point() else self.value.dtype
+            return torch.float32 if self.group.get("fused") else value.dtype
+        return param.dtype if param.is_floating_point() else value.dtype
 
     def where_it_stays(self) -> torch.Tensor:
         """A copy with native's dtype, on the device where native kernels want it."""
         local = local_of(self.value).detach()
-        on_device = self.group["fused"] or not self.counter
+        on_device = self.group.get("fused") or not self.counter
         device = local_of(self.unit.param).device if on_device else torch.device("cpu")
         copied = local.to(device=device, dtype=self._dtype, copy=True)
         return wrap_like(self.value, copied, state_exists=True)
@@ -210,7 +210,7 @@ class _Reader:
             self._check_state(param, f"{key} of {where}", entry[key])
         for key in self._adapter.counter_keys():
             value = entry[key]
-            single = isinstance(value, torch.Tensor) and value.numel() == 1
+            single = isinstance(value, torch.Tensor) and local_of(value).numel() == 1
             if not single and not isinstance(value, (int, float)):
                 raise StateDictError(
                     f"load_state_dict: {key} of {where} is {_what(value)}; a tensor with one "
@@ -219,7 +219,7 @@ class _Reader:
 
     def _check_state(self, param: torch.Tensor, what: str, value: object) -> None:
         wanted = f"a dense tensor of shape {tuple(param.shape)}"
-        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        if not isinstance(value, torch.Tensor) or local_of(value).layout is not torch.strided:
             raise StateDictError(
                 f"load_state_dict: {what} is {_what(value)}; {wanted} is accepted."
             )

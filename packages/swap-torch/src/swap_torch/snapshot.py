@@ -104,11 +104,11 @@ def host_copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     copies: dict[int, torch.Tensor] = {}
     counters: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for position, tensor in enumerate(tensors):
-        if tensor.dim() == 0 and tensor.device.type != "cpu" and not is_sharded(tensor):
-            counters.setdefault((tensor.device, tensor.dtype), []).append(position)
+        local = local_of(tensor).detach()
+        if local.dim() == 0 and local.device.type != "cpu" and not is_sharded(tensor):
+            counters.setdefault((local.device, local.dtype), []).append(position)
         else:
-            local = local_of(tensor.detach()).to("cpu", copy=True)
-            copies[position] = wrap_like(tensor, local, state_exists=True)
+            copies[position] = wrap_like(tensor, local.to("cpu", copy=True), state_exists=True)
     for positions in counters.values():
         values = torch.stack([tensors[position].detach() for position in positions]).cpu()
         copies |= zip(positions, (value.clone() for value in values.unbind()), strict=True)

@@ -20,7 +20,7 @@ from swap_torch.counters import CounterTable
 from swap_torch.device import AnyTorchDevice
 from swap_torch.eligibility import Eligibility
 from swap_torch.homes import Candidate, Homes, HomeTable, dtype_name, names_of
-from swap_torch.sharding import local_of
+from swap_torch.sharding import local_of, wrap_like
 from swap_torch.swapped import SwappedState
 
 __all__ = ["OptimizerState", "StateTable"]
@@ -99,7 +99,7 @@ class StateTable:
             for key, home in self.homes.of(unit.param).items():
                 shown = home.shown
                 if shown is not None and entry.get(key) is shown and not home.is_here(shown):
-                    entry[key] = shown.detach()
+                    entry[key] = wrap_like(shown, local_of(shown).detach(), state_exists=True)
 
     def part_with_all_but(self, params: Iterable[torch.Tensor]) -> None:
         """Drop what is known of parameters that left the optimizer.

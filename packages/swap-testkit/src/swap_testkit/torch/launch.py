@@ -72,6 +72,9 @@ def launch(
     Raises:
         RankFailedError: a rank raised, died without a word, or did not end in time.
     """
+    from swap_testkit.torch.simulator.role import prepare
+
+    prepare(device)
     reference = FunctionReference.to(function)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
@@ -163,14 +166,17 @@ def process_group(device: str, init_method: str, timeout: float) -> Iterator[Non
     """A default process group for a device type: its own collectives, and gloo for the CPU.
 
     Args:
-        device: ``cpu``, ``cuda``, ``npu`` or another accelerator's type.
+        device: ``cpu``, ``cuda``, ``npu`` or another accelerator's type, or ``sim``.
         init_method: Where ranks meet: ``file://...`` or ``env://``.
         timeout: Seconds for a collective.
     """
     import torch
     import torch.distributed as dist
 
+    from swap_testkit.torch.simulator.role import device_type
+
     backend = "gloo"
+    device = device_type(device)
     if device != "cpu":
         torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
         backend = f"cpu:gloo,{device}:{dist.get_default_backend_for_device(device)}"

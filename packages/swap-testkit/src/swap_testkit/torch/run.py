@@ -20,6 +20,7 @@ from swap_testkit.torch.launch import launch, process_group
 from swap_testkit.torch.parallel import Parallel, Place, parallelize
 from swap_testkit.torch.record import wrapper
 from swap_testkit.torch.scenarios import OPTIMIZERS, SCENARIOS, Scenario
+from swap_testkit.torch.simulator.role import check_races, device_type
 from swap_testkit.torch.trainer import Job, JobTrainer, Trainer
 
 __all__ = [
@@ -100,6 +101,7 @@ def scenario_on_rank(
     for optimizer in optimizers:
         make = partial(SCENARIOS[name].build, place, OPTIMIZERS[optimizer])
         outcomes += align_trainers(make, wraps, steps=steps, rank=place.rank)
+        check_races(device, f"scenario {name} with {optimizer} on rank {place.rank}")
     return outcomes
 
 
@@ -175,7 +177,8 @@ def available_optimizers(scenario: Scenario, names: Sequence[str] | None) -> lis
 def this_place(device: str) -> Place:
     """Where this process is, from the variables that torchrun sets; alone without them."""
     index = int(os.environ.get("LOCAL_RANK", "0"))
-    where = torch.device(device) if device == "cpu" else torch.device(device, index)
+    kind = device_type(device)
+    where = torch.device(kind) if kind == "cpu" else torch.device(kind, index)
     return Place(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), where)
 
 
@@ -191,7 +194,9 @@ def _job_on_rank(
     place = this_place(device)
     make = partial(_job_trainer, builder.find(), seed, parallel, place)
     wraps = [wrapper(config, place.device) for config in configs]
-    return align_trainers(make, wraps, steps=steps, rank=place.rank, tolerance=tolerance)
+    outcomes = align_trainers(make, wraps, steps=steps, rank=place.rank, tolerance=tolerance)
+    check_races(device, f"the training on rank {place.rank}")
+    return outcomes
 
 
 def _job_trainer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -17,6 +18,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.optim.optimizer import ParamsT
 
 from swap_testkit.torch.model import Transformer, unit_initialised
 from swap_testkit.torch.parallel import Place
@@ -76,8 +78,22 @@ def _model(place: Place) -> Transformer:
 def _tensor(sequence: bool, place: Place, optimizer: OptimizerFactory) -> Trainer:
     model = _model(place)
     shard_tensors(model, place.mesh(place.world), sequence=sequence)
+    if sequence:
+        return LmTrainer(model, optimizer, place)
     # Global norms of DTensors and plain tensors together are beyond clip_grad_norm_.
-    return LmTrainer(model, optimizer, place, clip_norm=1.0 if sequence else None)
+    return LmTrainer(model, _for_loop(optimizer), place, clip_norm=None)
+
+
+def _for_loop(optimizer: OptimizerFactory) -> OptimizerFactory:
+    """Without foreach, the default on accelerators: it refuses DTensors beside plain tensors."""
+
+    def make(params: ParamsT) -> torch.optim.Optimizer:
+        made = optimizer(params)
+        for group in made.param_groups:
+            group["foreach"] = False
+        return made
+
+    return make
 
 
 def _fsdp_tensor(place: Place, optimizer: OptimizerFactory) -> Trainer:
@@ -97,7 +113,7 @@ def _two_meshes(place: Place, optimizer: OptimizerFactory) -> Trainer:
     halves = place.mesh(2, place.world // 2, names=("half", "tensor"))
     for block, mesh in zip(model.blocks, (whole, halves["tensor"]), strict=True):
         _shard_block(block, mesh)
-    return LmTrainer(model, optimizer, place, clip_norm=None)
+    return LmTrainer(model, _for_loop(optimizer), place, clip_norm=None)
 
 
 def _shard_block(block: nn.Module, mesh: DeviceMesh) -> None:
