@@ -148,6 +148,19 @@ def align_cards(session: nox.Session) -> None:
     )
 
 
+@nox.session(venv_params=["--system-site-packages"], default=False)
+def align_cards_mindspore(session: nox.Session) -> None:
+    """Train the MindSpore scenarios on the Ascend card of this machine, with its MindSpore."""
+    session.install("--no-deps", *(each.folder for each in MINDSPORE_DISTRIBUTIONS))
+    session.install("matplotlib", "numpy<2", "rich")
+    session.run(
+        *("python", "-m", "swap_testkit", "align", "--framework", "mindspore"),
+        *("--device", "ascend", "--scenario", "all", "--steps", "8"),
+        *("--report", "build/align_cards_mindspore"),
+        *session.posargs,
+    )
+
+
 @nox.session
 def downstream(session: nox.Session) -> None:
     """Run the tests of a separate project that uses the built wheels."""

@@ -18,7 +18,7 @@ from swap_testkit import align, assert_aligned
 from swap_testkit.cli import main
 from swap_testkit.mindspore import Job
 from swap_testkit.mindspore.record import array_of
-from swap_testkit.mindspore.scenarios import SCENARIOS
+from swap_testkit.mindspore.scenarios import OPTIMIZERS, SCENARIOS
 
 SMALL = SwapOptimizerConfig(min_numel=0, swap_times=3)
 ALIGN = ["align", "--framework", "mindspore", "--swap-times", "3", "--min-numel", "16"]
@@ -113,7 +113,7 @@ def test_arguments_that_are_refused(arguments, error, words) -> None:
 
 @pytest.mark.parametrize(
     ("scenario", "optimizer"),
-    zip(SCENARIOS, ["adam-nesterov", "adam-weight-decay", "adam-amsgrad", "adam"], strict=True),
+    list(zip(SCENARIOS, OPTIMIZERS, strict=True)),
 )
 def test_a_scenario_is_aligned(scenario, optimizer, capsys) -> None:
     arguments = ["--scenario", scenario, "--steps", "2", "--optimizer", optimizer]
@@ -141,6 +141,7 @@ def test_a_builder_on_the_command_line_and_its_report(tmp_path, monkeypatch, cap
         (["--scenario", "fsdp"], "'fsdp' is unknown; there are: all, single"),
         (["--scenario", "single", "--optimizer", "sgd"], "'sgd' is unknown"),
         (["--scenario", "single", "--nproc", "2"], "for torch"),
+        (["--scenario", "single", "--device", "ascend"], "device_target is 'cpu'"),
         (
             ["--scenario", "single", "--optimizer", "adam", "--packed"],
             "packed_swap=True is not supported",
@@ -167,6 +168,12 @@ def test_arrays_hold_the_bits(dtype) -> None:
     assert array.values().tolist() == expected
     value.set_data(Tensor(np.zeros((2, 2), np.float32)).astype(dtype))
     assert array.values().tolist() == expected
+
+
+def test_the_public_names_of_the_kit_are_these() -> None:
+    import swap_testkit.mindspore as kit
+
+    assert kit.__all__ == ["Job", "MindSporeRecordingDevice", "record_updates", "region_of"]
 
 
 def test_the_kit_runs_without_torch() -> None:

@@ -159,7 +159,7 @@ class MindSporeNativeAdamAdapter(_NativeAdapter):
         """Call the optimizer's primitive, which takes ``vhat`` after the moments with AMSGrad."""
         optimizer = self.optimizer
         optimizer.opt(
-            optimizer.parameters[member.position],
+            self.local_parameter(member.position),
             *member.states.values(),
             optimizer.beta1_power,
             optimizer.beta2_power,
@@ -178,7 +178,7 @@ class MindSporeNativeAdamAdapter(_NativeAdapter):
             gradient = native._tensor_apply_decay(
                 self.weight_decay(step, index),
                 optimizer.decay_flags[index],
-                optimizer.parameters[index],
+                self.local_parameter(index),
                 gradient,
             )
         if optimizer.is_group:
@@ -211,7 +211,7 @@ class MindSporeNativeAdamWAdapter(_NativeAdapter):
     def update(self, step: MindSporeStep, member: Member) -> None:
         """Call the fused primitive, or native's own composition of small ones."""
         optimizer = self.optimizer
-        param = optimizer.parameters[member.position]
+        param = self.local_parameter(member.position)
         gradient = step.gradients[member.position]
         lr = self.learning_rate(step, member.position)
         weight_decay = self.weight_decay(step, member.position)

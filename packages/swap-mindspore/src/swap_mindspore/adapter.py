@@ -12,6 +12,7 @@ from weakref import ref
 from mindspore import Parameter, Tensor, nn
 
 from swap_core import OptimizerSwapAdapter, SwapInternalError, UpdateUnit
+from swap_mindspore.sharding import local_of
 
 __all__ = ["Member", "MindSporeStep", "MindSporeSwapAdapter", "MindSporeUnit", "UpdateCall"]
 
@@ -23,7 +24,7 @@ class MindSporeStep:
     """What one call of the optimizer works on."""
 
     gradients: tuple[Tensor, ...]
-    """One for each parameter, in the optimizer's order."""
+    """One for each parameter, in the optimizer's order; of a sharded one this rank's part."""
     lr: Any
     """What ``get_lr()`` gave: a scalar Tensor, or a tuple with one for each parameter."""
     weight_decay: Any
@@ -71,6 +72,10 @@ class MindSporeSwapAdapter(OptimizerSwapAdapter[Parameter, MindSporeStep, Update
         """The parameters that are updated, in the optimizer's order."""
         return tuple(self.optimizer.parameters)
 
+    def local_parameter(self, index: int) -> Tensor:
+        """This rank's shard of one parameter: the parameter itself, unless it is a DTensor."""
+        return local_of(self.optimizer.parameters[index])
+
     @abstractmethod
     def states(self) -> Mapping[str, Sequence[Parameter]]:
         """For each state key the states of all parameters, in order."""
@@ -111,9 +116,10 @@ class MindSporeSwapAdapter(OptimizerSwapAdapter[Parameter, MindSporeStep, Update
                 f"value_and_grad(..., weights=optimizer.parameters) returns them. Nothing was "
                 f"updated."
             )
-        for index, (param, gradient) in enumerate(zip(params, gradients, strict=True)):
+        shards = tuple(map(local_of, gradients))
+        for index, (param, gradient) in enumerate(zip(params, shards, strict=True)):
             self._check(index, param, gradient)
-        return self.read_hyper_parameters(tuple(gradients))
+        return self.read_hyper_parameters(shards)
 
     def iter_update_units(self, step: MindSporeStep) -> Iterable[MindSporeUnit]:
         """Give one unit for each parameter, without its slots."""
@@ -149,9 +155,10 @@ class MindSporeSwapAdapter(OptimizerSwapAdapter[Parameter, MindSporeStep, Update
                 f"are supported. Make it dense (sparse=False on the embedding). Nothing was "
                 f"updated."
             )
-        if gradient.shape != param.shape:
+        expected = local_of(param).shape
+        if gradient.shape != expected:
             raise ValueError(
                 f"{self.supports()}: {where} has shape {gradient.shape}, but the parameter has "
-                f"{param.shape}. Nothing was updated."
+                f"{expected}. Nothing was updated."
             )
         self.check_gradient(index, gradient)

@@ -13,6 +13,7 @@ from mindspore import Parameter
 from swap_core import StayReason, SwapOptimizerConfig
 from swap_mindspore.ascend import ascend_device
 from swap_mindspore.device import AnyMindSporeDevice
+from swap_mindspore.sharding import local_of
 
 __all__ = ["Eligibility", "default_device"]
 
@@ -42,11 +43,12 @@ class Eligibility:
     ) -> None:
         self._config = config
         self._device = device
-        self._addresses = Counter(tensor.data_ptr() for tensor in tensors)
+        self._addresses = Counter(local_of(tensor).data_ptr() for tensor in tensors)
 
     def stay_reason(self, key: str, state: Parameter) -> StayReason | None:
         """Why a state stays where it is, or None if it swaps."""
         keys = self._config.state_keys
+        state = local_of(state)
         if keys is not None and key not in keys:
             return StayReason.NOT_SELECTED
         if state.dtype not in _FLOATING:

@@ -11,9 +11,9 @@ from typing import final
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint
-from mindspore.graph.api import _pynative_executor
 
 from swap_mindspore.device import DeviceMemory, Transfer, empty_storages, fill_storages
+from swap_mindspore.versions import executor
 
 __all__ = ["HostDevice", "HostEvent", "HostStream"]
 
@@ -133,4 +133,4 @@ def _finish_pending_work() -> None:
     Raises:
         RuntimeError: an operator that was queued earlier has failed.
     """
-    _pynative_executor.sync()
+    executor.sync()

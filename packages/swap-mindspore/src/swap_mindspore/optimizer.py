@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 
 import mindspore as ms
 from mindspore import Tensor, nn
-from mindspore.graph._utils.check_jit_forbidden_api import jit_forbidden_register
 
 from swap_core import SwapOptimizerConfig, SwapReport, UnsupportedOptionError, find_adapter
 from swap_core import format_bytes as formatted
 from swap_mindspore.adapter import MindSporeSwapAdapter
 from swap_mindspore.device import AnyMindSporeDevice
 from swap_mindspore.engine import SwapEngine
+from swap_mindspore.versions import jit_forbidden_register
 
 __all__ = ["MindSporeSwapOptimizer", "make_engine", "turn_into_swap_optimizer"]
 

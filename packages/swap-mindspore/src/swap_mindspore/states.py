@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 from mindspore import Parameter, Tensor
 
@@ -25,6 +25,7 @@ from swap_core import Ledger, Span, StateReport, StayReason, SwapOptimizerConfig
 from swap_mindspore.adapter import MindSporeSwapAdapter
 from swap_mindspore.device import AnyMindSporeDevice, DeviceMemory, empty_storages
 from swap_mindspore.eligibility import Eligibility
+from swap_mindspore.sharding import local_of
 
 __all__ = ["StateTable", "StayingState", "SwappedState"]
 
@@ -40,6 +41,11 @@ class SwappedState:
     device: Parameter
     """Has 0 bytes of storage but while its batch is on the device."""
 
+    @property
+    def shown(self) -> Tensor:
+        """What ``param`` is bound to at present, if sharded by this rank's part of it."""
+        return local_of(self.param)
+
 
 @dataclass(frozen=True, slots=True)
 class StayingState:
@@ -49,6 +55,17 @@ class StayingState:
     key: str
     param: Parameter
     reason: StayReason
+
+
+class _Candidate(NamedTuple):
+    """A state that is to swap."""
+
+    position: int
+    """The place of its parameter in the optimizer."""
+    owner: str
+    key: str
+    param: Parameter
+    """The state."""
 
 
 @final
@@ -85,7 +102,7 @@ class StateTable:
 
     def tensors_of(self, index: int) -> dict[str, Tensor]:
         """What an update of one parameter works on, by key, in the order of the keys."""
-        tensors = {state.key: state.param for state in self._staying.get(index, ())}
+        tensors = {state.key: local_of(state.param) for state in self._staying.get(index, ())}
         tensors |= {state.slot.key: state.device for state in self.swapped_of(index)}
         return {key: tensors[key] for key in self._keys}
 
@@ -99,12 +116,12 @@ class StateTable:
             state
             for states in self._swapped.values()
             for state in states
-            if state.param.data_ptr() != state.host.data_ptr()
+            if state.shown.data_ptr() != state.host.data_ptr()
         ]
         for state in moved:
             _check_replacement(state)
         for state in moved:
-            state.host.copy_(state.param)
+            state.host.copy_(state.shown)
             state.param.set_data(state.host)
 
     def report(self) -> Iterator[StateReport]:
@@ -119,53 +136,57 @@ class StateTable:
         params: Sequence[Parameter],
         states: Mapping[str, Sequence[Parameter]],
         rules: Eligibility,
-    ) -> list[tuple[int, str, str, Parameter]]:
-        """Note what stays, and tell what swaps: index of the parameter, its name, key, state."""
+    ) -> list[_Candidate]:
+        """Note what stays, and give what swaps."""
         chosen = []
         for index, param in enumerate(params):
             owner = f"parameter {index} ({param.name})"
             for key, members in states.items():
                 reason = rules.stay_reason(key, members[index])
                 if reason is None:
-                    chosen.append((index, owner, key, members[index]))
+                    chosen.append(_Candidate(index, owner, key, members[index]))
                 else:
                     staying = StayingState(owner, key, members[index], reason)
                     self._staying.setdefault(index, []).append(staying)
         return chosen
 
     def _move_out(
-        self,
-        chosen: Sequence[tuple[int, str, str, Parameter]],
-        device: AnyMindSporeDevice,
-        ledger: Ledger,
+        self, chosen: Sequence[_Candidate], device: AnyMindSporeDevice, ledger: Ledger
     ) -> None:
         # All host memory first: if it runs out, nothing has changed yet.
-        hosts = [device.allocate_host(state.shape, state.dtype) for *_, state in chosen]
-        for host, (*_, state) in zip(hosts, chosen, strict=True):
-            host.copy_(state)
-        for number, (host, entry) in enumerate(zip(hosts, chosen, strict=True)):
-            index, owner, key, state = entry
-            nbytes = state.nbytes
-            state.set_data(host)
-            slot = SwapSlot(
-                owner=owner,
-                key=key,
-                shape=tuple(state.shape),
-                dtype=str(state.dtype).lower(),
-                nbytes=nbytes,
-                span=Span(number, 0, nbytes),
-            )
-            # A Parameter: in place of another Tensor, a kernel may update a converted copy.
-            tensor = Parameter(device.allocate_device(state.shape, state.dtype), state.name)
-            empty_storages(DeviceMemory((tensor,), (nbytes,)))
-            swapped = SwappedState(slot, state, host, tensor)
-            self._swapped.setdefault(index, []).append(swapped)
+        shards = [local_of(candidate.param) for candidate in chosen]
+        hosts = [device.allocate_host(shard.shape, shard.dtype) for shard in shards]
+        for host, shard in zip(hosts, shards, strict=True):
+            host.copy_(shard)
+        del shards
+        for number, (candidate, host) in enumerate(zip(chosen, hosts, strict=True)):
+            # The device memory of before is free from here on, so there is room for its successor.
+            candidate.param.set_data(host)
+            state = _swapped_state(candidate, host, number, device)
+            self._swapped.setdefault(candidate.position, []).append(state)
             ledger.host_allocations += 1
-            ledger.host_bytes += nbytes
+            ledger.host_bytes += state.slot.nbytes
+
+
+def _swapped_state(
+    candidate: _Candidate, host: Tensor, number: int, device: AnyMindSporeDevice
+) -> SwappedState:
+    slot = SwapSlot(
+        owner=candidate.owner,
+        key=candidate.key,
+        shape=tuple(host.shape),
+        dtype=str(host.dtype).lower(),
+        nbytes=host.nbytes,
+        span=Span(number, 0, host.nbytes),
+    )
+    # A Parameter: in place of another Tensor, a kernel may update a converted copy.
+    tensor = Parameter(device.allocate_device(host.shape, host.dtype), candidate.param.name)
+    empty_storages(DeviceMemory((tensor,), (host.nbytes,)))
+    return SwappedState(slot, candidate.param, host, tensor)
 
 
 def _check_replacement(state: SwappedState) -> None:
-    found = (tuple(state.param.shape), state.param.dtype)
+    found = (tuple(state.shown.shape), state.shown.dtype)
     if found != (state.slot.shape, state.host.dtype):
         raise ValueError(
             f"{state.slot.key} of {state.slot.owner} was replaced by a tensor of shape {found[0]} "
@@ -180,7 +201,7 @@ def _report_swapped(state: SwappedState) -> StateReport:
 
 
 def _report_staying(state: StayingState) -> StateReport:
-    param = state.param
+    param = local_of(state.param)
     return StateReport(
         owner=state.owner,
         key=state.key,
