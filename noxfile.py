@@ -132,7 +132,7 @@ def align(session: nox.Session) -> None:
     scenarios = session.posargs or ("--scenario", "all")
     session.run(
         *("python", "-m", "swap_testkit", "align", *scenarios),
-        *("--steps", "3", "--swap-times", "4", "--min-numel", "16", "--report", "build/align"),
+        *("--steps", "2", "--swap-times", "4", "--min-numel", "16", "--report", "build/align"),
     )
 
 
@@ -180,7 +180,7 @@ def downstream(session: nox.Session) -> None:
 @nox.session
 def integrations(session: nox.Session) -> None:
     """Train with Accelerate, Transformers, Lightning and DCP, natively and swapped, and resume."""
-    install(session, group("integrations"), DISTRIBUTIONS)
+    install(session, group("integrations"), TORCH_DISTRIBUTIONS)
     session.run("pytest", "examples/trainers/tests", *session.posargs)
 
 

@@ -45,6 +45,21 @@ def test_a_scenario_is_aligned(name: str) -> None:
     assert per_tensor.variant.startswith("adamw, per tensor")
 
 
+def test_a_scenario_runs_the_steps_that_it_needs() -> None:
+    (result,) = align_scenario(
+        "single",
+        optimizers=["adamw"],
+        nproc=1,
+        configs=CONFIGS[:1],
+        steps=1,
+        device="cpu",
+        timeout=120,
+    )
+    assert result.steps == len(result.losses) == 2
+    longer = {name for name, scenario in SCENARIOS.items() if scenario.least_steps > 2}
+    assert longer == {"fsdp-fp16", "fsdp-scaler"}  # after the step that is skipped comes another
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_optimizer_is_aligned_and_really_another(optimizer: str) -> None:
     (result,) = align_scenario(

@@ -81,6 +81,7 @@ def align_scenario(
     Returns:
         One alignment per optimizer and config, in this order.
     """
+    steps = max(steps, SCENARIOS[name].least_steps)
     arguments = (name, tuple(optimizers), device, steps, tuple(configs))
     by_rank = launch(scenario_on_rank, *arguments, nproc=nproc, timeout=timeout, device=device)
     variants = [f"{o}, {described(config)}" for o in optimizers for config in configs]
@@ -127,6 +128,7 @@ def work(
             raise ValueError(
                 f"scenario {name!r} runs on {scenario.worlds} processes, not on {world}."
             )
+        steps = max(steps, scenario.least_steps)
         mine = scenario_on_rank(name, chosen, device, steps, configs)
         by_rank: list[list[RankOutcome]] = [[] for _ in range(world)]
         torch.distributed.all_gather_object(by_rank, mine)

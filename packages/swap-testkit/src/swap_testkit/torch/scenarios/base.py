@@ -27,6 +27,7 @@ class Scenario:
         worlds: World sizes in which it runs.
         build: Makes the trainer of this process, the same each time it is called.
         optimizers: Names of :data:`swap_testkit.torch.scenarios.OPTIMIZERS` that it runs with.
+        least_steps: Steps without which it does not show what it is for; more may be asked for.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Scenario:
     worlds: tuple[int, ...]
     build: Callable[[Place, OptimizerFactory], Trainer]
     optimizers: tuple[str, ...] = ("adam", "adamw", "adamw-fused", "hyper-adamw")
+    least_steps: int = 2
 
 
 class LmTrainer:

@@ -124,7 +124,9 @@ _KINDS: tuple[tuple[str, str, tuple[int, ...], _Kind], ...] = (
 
 
 def _scenario(name: str, about: str, worlds: tuple[int, ...], kind: _Kind) -> Scenario:
-    scenario = Scenario(name, about, worlds, kind.build)
+    # With a scaler the second step is skipped; the third goes on after it.
+    least_steps = 3 if kind.scaler else 2
+    scenario = Scenario(name, about, worlds, kind.build, least_steps=least_steps)
     if worlds != (1,):
         return scenario
     # One process is cheap, so it also runs what makes no difference to sharding.
