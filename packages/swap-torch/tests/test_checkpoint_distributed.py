@@ -202,6 +202,7 @@ def job_load(layout: str, device: str, folder: str) -> dict[str, dict[str, str]]
 
 RESHARDS = [
     ("fsdp", 4, "fsdp", 2),
+    ("fsdp", 2, "fsdp", 4),
     ("fsdp-tp", 4, "fsdp", 2),
     ("fsdp", 2, "fsdp-tp", 4),
 ]

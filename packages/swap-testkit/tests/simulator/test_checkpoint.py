@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
@@ -80,7 +81,7 @@ def prepare(schedule: str) -> None:
 
 
 def job_save(schedule: str, folder: str) -> dict[str, str]:
-    """Save after two steps, at once and asynchronously; the digests then and two steps later."""
+    """Save what there was after two steps, in three ways; the digests then and two steps later."""
     prepare(schedule)
     found = {}
     for kind in KINDS:
@@ -94,12 +95,21 @@ def job_save(schedule: str, folder: str) -> dict[str, str]:
             assert_states_can_be_used(run.optimizer)
         content = {"model": model, "optimizer": optimizer}
         dcp.save(content, checkpoint_id=Path(folder, kind))
+        save_through_pinned_memory(content, Path(folder, f"{kind}-pinned"))
         saving = dcp.async_save(content, checkpoint_id=Path(folder, f"{kind}-async"))
         run.train(2)  # while it is being written
         saving.result()
         found[f"{kind} trained"] = run.digest()
     assert simulator.races() == []
     return found
+
+
+def save_through_pinned_memory(content: dict[str, Any], path: Path) -> None:
+    before = simulator.pinned_bytes()
+    stager = BlockingAsyncStager(cache_staged_state_dict=True)
+    saving = dcp.async_save(content, checkpoint_id=path, async_stager=stager)
+    assert simulator.pinned_bytes() > before
+    saving.result()
 
 
 def assert_states_are_on_the_host(optimizer: dict[str, Any]) -> None:
@@ -158,4 +168,4 @@ def test_files_there_and_back(schedule: str, tmp_path: Path) -> None:
     for mine, theirs in zip(saved, loaded, strict=True):
         for when in ("saved", "trained"):
             assert mine[f"native {when}"] == mine[f"swapped {when}"]
-            assert theirs[when] == [mine[f"native {when}"]] * 4 * len(KINDS)
+            assert theirs[when] == [mine[f"native {when}"]] * 6 * len(KINDS)
