@@ -30,6 +30,8 @@ _HYPER_NAMES = {
 
 _LOCAL: Callable[[torch.Tensor], torch.Tensor] = attrgetter("_local_tensor")
 _SPEC: Callable[[torch.Tensor], object] = attrgetter("_spec")
+_LAYOUT: Callable[[object], tuple[object, ...]] = attrgetter("placements", "mesh")
+"""Of a spec: what must agree."""
 
 
 class _Wrapper(Enum):
@@ -112,9 +114,10 @@ def placed_alike(params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]) 
         params: Sharded and plain parameters, mixed.
         grads: Their gradients, in the same order.
     """
-    spec_of = _SPEC if _all_dtensors(chain(params, grads)) else _spec_of
-    have, want = list(map(spec_of, grads)), list(map(spec_of, params))
-    return all(map(is_, have, want)) or all(map(_same_placement, have, want))
+    if not _all_dtensors(chain(params, grads)):
+        return all(map(_same_placement, map(_spec_of, grads), map(_spec_of, params)))
+    have, want = list(map(_SPEC, grads)), list(map(_SPEC, params))
+    return all(map(is_, have, want)) or list(map(_LAYOUT, have)) == list(map(_LAYOUT, want))
 
 
 def local_gradients(
@@ -141,6 +144,4 @@ def _same_placement(one: object, other: object) -> bool:
     """Whether two specs agree; so does what has none, which nothing can redistribute."""
     if one is other or one is None or other is None:
         return True
-    a, b = vars(one), vars(other)
-    placements = a["placements"] is b["placements"] or a["placements"] == b["placements"]
-    return placements and (a["mesh"] is b["mesh"] or a["mesh"] == b["mesh"])
+    return _LAYOUT(one) == _LAYOUT(other)
