@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from swap_core import SwapOptimizerConfig
-from swap_testkit.alignment import Alignment, Memory, Mismatch
+from swap_testkit.alignment import Alignment, Memory, Mismatch, RunRecord
 from swap_testkit.array import Tolerance
 
 __all__ = ["RankOutcome", "described", "merge"]
@@ -26,6 +27,29 @@ class RankOutcome:
     native_step_seconds: float
     swapped_step_seconds: float
     seconds: float
+
+    @classmethod
+    def between(
+        cls,
+        native: RunRecord,
+        swapped: RunRecord,
+        mismatches: Sequence[Mismatch],
+        *,
+        rank: int,
+        seconds: float,
+    ) -> RankOutcome:
+        """The outcome of two runs, in which ``mismatches`` were found within ``seconds``."""
+        return cls(
+            rank=rank,
+            losses=tuple(zip(native.losses, swapped.losses, strict=True)),
+            compared=len(native.arrays),
+            mismatches=tuple(mismatches),
+            native_memory=native.memory,
+            swapped_memory=swapped.memory,
+            native_step_seconds=median(native.step_seconds),
+            swapped_step_seconds=median(swapped.step_seconds),
+            seconds=seconds,
+        )
 
 
 def described(config: SwapOptimizerConfig, *, packed_by_default: bool = True) -> str:

@@ -167,11 +167,12 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
         """Call torch's kernels, or its functional where that has more to do than call them."""
         kernel, states = call.kernel, call.states
         maxima = states.get("max_exp_avg_sq", [])
-        direct = self._direct_options(group, call)
+        numbers = _numbers(group)
+        direct = self._direct_options(group, call, numbers)
         if direct is not None:
             firsts, seconds, steps = states["exp_avg"], states["exp_avg_sq"], states["step"]
             lists = AdamLists(call.params, grads, firsts, seconds, maxima, steps, call.counters)
-            direct_adam(lists, direct, _numbers(group))
+            direct_adam(lists, direct, numbers)
             return
         adam(
             call.params,
@@ -192,12 +193,14 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
             **hyper_parameters(group),
         )
 
-    def _direct_options(self, group: Group, call: UpdateCall) -> AdamOptions | None:
+    def _direct_options(
+        self, group: Group, call: UpdateCall, numbers: Mapping[str, Any]
+    ) -> AdamOptions | None:
         """How to call the kernels directly; None if the functional is to be called."""
         kernel = call.kernel
         if not call.uniform or kernel.has_complex or not (kernel.fused or kernel.foreach):
             return None
-        if any(isinstance(number, torch.Tensor) for number in _numbers(group).values()):
+        if any(isinstance(number, torch.Tensor) for number in numbers.values()):
             return None
         if {"grad_scale", "found_inf"} & vars(self.optimizer).keys():
             return None

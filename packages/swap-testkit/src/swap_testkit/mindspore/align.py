@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from statistics import median
 from time import perf_counter
 from typing import TypeAlias
 
@@ -19,6 +18,7 @@ from swap_testkit.mindspore.scenarios import OPTIMIZERS, SCENARIOS, Scenario
 from swap_testkit.mindspore.trainer import Job, JobTrainer
 from swap_testkit.outcome import RankOutcome, described, merge
 from swap_testkit.reference import FunctionReference
+from swap_testkit.selection import select_scenarios
 
 __all__ = [
     "Builder",
@@ -86,12 +86,7 @@ def find_scenarios(names: Sequence[str]) -> list[Scenario]:
     Raises:
         ValueError: a name is unknown; the message has those that are known.
     """
-    for name in names:
-        if name != "all" and name not in SCENARIOS:
-            raise ValueError(
-                f"scenario {name!r} is unknown; there are: all, {', '.join(SCENARIOS)}."
-            )
-    return [s for s in SCENARIOS.values() if "all" in names or s.name in names]
+    return select_scenarios(names, SCENARIOS)
 
 
 def available_optimizers(names: Sequence[str] | None) -> list[str]:
@@ -182,14 +177,5 @@ def _outcome(
             record_run(make(), steps, wrap=wrap, watch=True),
         )
         mismatches = compare_runs(*again, tolerance, rank) or mismatches
-    return RankOutcome(
-        rank=rank,
-        losses=tuple(zip(native.losses, swapped.losses, strict=True)),
-        compared=len(native.arrays),
-        mismatches=tuple(mismatches),
-        native_memory=native.memory,
-        swapped_memory=swapped.memory,
-        native_step_seconds=median(native.step_seconds),
-        swapped_step_seconds=median(swapped.step_seconds),
-        seconds=perf_counter() - started,
-    )
+    seconds = perf_counter() - started
+    return RankOutcome.between(native, swapped, mismatches, rank=rank, seconds=seconds)

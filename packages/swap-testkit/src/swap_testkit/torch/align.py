@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import median
 from time import perf_counter
 from typing import TypeAlias
 
@@ -59,17 +58,8 @@ def _outcome(
         )
         # A race may not show again; what was seen the first time counts.
         mismatches = compare_runs(*again, tolerance, rank) or mismatches
-    return RankOutcome(
-        rank=rank,
-        losses=tuple(zip(native.losses, swapped.losses, strict=True)),
-        compared=len(native.arrays),
-        mismatches=tuple(mismatches),
-        native_memory=native.memory,
-        swapped_memory=swapped.memory,
-        native_step_seconds=median(native.step_seconds),
-        swapped_step_seconds=median(swapped.step_seconds),
-        seconds=perf_counter() - started,
-    )
+    seconds = perf_counter() - started
+    return RankOutcome.between(native, swapped, mismatches, rank=rank, seconds=seconds)
 
 
 def _somewhere(here: bool) -> bool:

@@ -15,6 +15,7 @@ from swap_testkit.alignment import Alignment
 from swap_testkit.array import Tolerance
 from swap_testkit.outcome import RankOutcome, described, merge
 from swap_testkit.reference import FunctionReference
+from swap_testkit.selection import select_scenarios
 from swap_testkit.torch.align import align_trainers
 from swap_testkit.torch.launch import launch, process_group
 from swap_testkit.torch.parallel import Parallel, Place, parallelize
@@ -142,12 +143,7 @@ def find_scenarios(names: Sequence[str]) -> list[Scenario]:
     Raises:
         ValueError: a name is unknown; the message has those that are known.
     """
-    for name in names:
-        if name != "all" and name not in SCENARIOS:
-            raise ValueError(
-                f"scenario {name!r} is unknown; there are: all, {', '.join(SCENARIOS)}."
-            )
-    return [s for s in SCENARIOS.values() if "all" in names or s.name in names]
+    return select_scenarios(names, SCENARIOS)
 
 
 def present_cards() -> tuple[str, int]:
