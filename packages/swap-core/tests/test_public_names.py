@@ -24,6 +24,7 @@ NAMES = [
     "OptimizerSwapAdapter",
     "PRESETS",
     "PackedPipeline",
+    "Passage",
     "PerTensorPipeline",
     "Pipeline",
     "Preset",

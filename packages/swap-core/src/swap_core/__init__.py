@@ -25,6 +25,7 @@ from swap_core.ledger import Ledger
 from swap_core.model import VirtualDevice, VirtualEvent, VirtualMemory, VirtualStream
 from swap_core.packed import PackedPipeline
 from swap_core.partition import partition
+from swap_core.passage import Passage
 from swap_core.per_tensor import PerTensorPipeline
 from swap_core.pipeline import Pipeline, restore_or_explain
 from swap_core.presets import PRESETS, Preset
@@ -46,6 +47,7 @@ __all__ = [
     "Ledger",
     "OptimizerSwapAdapter",
     "PackedPipeline",
+    "Passage",
     "PerTensorPipeline",
     "Pipeline",
     "Preset",

@@ -178,6 +178,11 @@ class RecordingDevice(Generic[StreamT, EventT, MemoryT, TransferT]):
         op = Op("release", "compute", writes=tuple(self._regions.of_memory(memory)))
         self._do(op, lambda: self._inner.release(memory))
 
+    def release_behind(self, memory: MemoryT, stream: StreamT) -> None:
+        """Log and pass on; the memory may be overwritten behind the stream's work."""
+        op = Op("release", self._name(stream), writes=tuple(self._regions.of_memory(memory)))
+        self._do(op, lambda: self._inner.release_behind(memory, stream))
+
     def copy_in(self, stream: StreamT, transfers: Sequence[TransferT]) -> None:
         """Log and pass on."""
         device, host = self._sides(transfers)

@@ -90,6 +90,7 @@ class AcceleratorDevice:
         self.load_stream = torch.Stream(device=torch_device)
         self.store_stream = torch.Stream(device=torch_device)
         self.pinned = True
+        self._probe = torch.empty(0, dtype=torch.uint8, device=torch_device)
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copied or unpickled optimizer is on the one device object of its process."""
@@ -132,6 +133,15 @@ class AcceleratorDevice:
         """Resize the storages to 0; the blocks go back to the caching allocator."""
         for storage in memory.storages:
             storage.resize_(0)
+
+    def release_behind(self, memory: DeviceMemory, stream: torch.Stream) -> None:
+        """Resize the storages to 0; the caching allocator keeps the blocks for ``stream``."""
+        for storage in memory.storages:
+            if storage.nbytes() > 0:
+                self._probe.set_(storage)  # type: ignore[call-overload]  # record_stream is a tensor's
+                self._probe.record_stream(stream)
+                self._probe.set_()
+                storage.resize_(0)
 
     def copy_in(self, stream: torch.Stream, transfers: Sequence[Transfer]) -> None:
         """Queue host-to-device copies."""

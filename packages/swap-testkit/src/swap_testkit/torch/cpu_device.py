@@ -181,6 +181,11 @@ class CpuAsDevice:
             else:
                 storage.resize_(0)
 
+    def release_behind(self, memory: DeviceMemory, stream: CpuStream) -> None:
+        """Give the bytes back, after what is queued on ``stream``: that runs now."""
+        self._run_until(stream, stream.queued)
+        self.release(memory)
+
     def allocate_host(self, nbytes: int) -> torch.Tensor:
         """Allocate zeroed CPU memory and count it until its last view is gone."""
         block = torch.zeros(nbytes, dtype=torch.uint8)
