@@ -17,7 +17,7 @@ from swap_core import Residency, StateLostError, SwapInternalError
 SIZES = [40, 90, 30, 80, 50]
 SO_FEW = {("tail left", "packed"): [40, 90], ("tail left", "per tensor"): [40]}
 """With more batches other waits keep each load behind the store of the update before."""
-COVERED = {("everything", "per tensor")}
+COVERED = {("everything", "packed"), ("everything", "per tensor")}
 """The wait for earlier stores repeats one: the kept batch was updated after the store before it."""
 PRIORITIES = list(permutations(["compute", "load", "store"]))
 

@@ -80,12 +80,15 @@ class PackedPipeline(
             self._load(batches[following])
 
     def _close(self, compute: StreamT, passage: Passage[EventT, MemoryT, TransferT]) -> None:
-        stored = passage.stored
-        kept = [passage.order[-1].index % len(self._arenas)] if passage.kept else []
-        if stored and not passage.tail_left:
-            self._device.wait(compute, stored[-1].stored)
-        give_back = self._release_behind_stores if passage.tail_left else self._release
+        ring, stored = len(self._arenas), passage.stored
+        kept = {passage.order[-1].index % ring} if passage.kept else set()
+        # The store stream is in order: waiting for one store is waiting for all before it.
+        waited = stored[:-1] if passage.tail_left else stored
+        if waited:
+            self._device.wait(compute, waited[-1].stored)
+        left = {stored[-1].index % ring} if stored and passage.tail_left else set()
         for number in [number for number in reversed(self._held) if number not in kept]:
+            give_back = self._release_behind_stores if number in left else self._release
             give_back(*self._arenas[number])
             self._held.remove(number)
         for batch in stored:

@@ -136,8 +136,8 @@ class Pipeline(ABC, Generic[StreamT, EventT, MemoryT, TransferT]):
             meanwhile: Queues work that needs no swapped state; it overlaps the first load.
             after: The last store of an earlier update of the same states that was left.
             keep_last: Do not store the last batch: it is the first of the next update.
-            leave_tail: Do not let the compute stream wait for the last store. Device memory goes
-                back behind it; who reads the host states, or loads them again, waits for it.
+            leave_tail: Do not let the compute stream wait for the last store. The last batch's
+                memory goes back behind it; who reads the host states, or loads them, waits for it.
 
         Raises:
             Exception: whatever the device or ``update`` raised. Then every batch is on the host

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, final
 
@@ -14,19 +13,18 @@ import torch
 from swap_core import (
     Ledger,
     StayReason,
-    StepTimes,
     SwapOptimizerConfig,
     SwapReport,
-    step_times,
 )
 from swap_torch.adapter import TorchStep, TorchSwapAdapter
 from swap_torch.device import AnyTorchDevice
 from swap_torch.eligibility import Eligibility
 from swap_torch.loading import Loader
 from swap_torch.phases import Phase, Phases
-from swap_torch.plan import Lane, Plan, same_groups
+from swap_torch.plan import Plan, same_groups
 from swap_torch.planner import Planner
 from swap_torch.reading import LoadedEntries
+from swap_torch.runner import Runner
 from swap_torch.snapshot import Snapshots
 from swap_torch.states import OptimizerState, StateTable
 
@@ -65,9 +63,8 @@ class SwapEngine:
         self._plans: OrderedDict[object, Plan] = OrderedDict()
         self._params: list[list[torch.Tensor]] = []
         """The parameters of each group, as of the newest plan."""
-        self._latest: tuple[Lane, ...] = ()
+        self._runner = Runner(adapter, zigzag=config.zigzag)
         self._looked_at = False
-        self._in_flight: dict[torch.device, tuple[AnyTorchDevice, Any]] = {}
 
     @property
     def packed(self) -> bool:
@@ -92,14 +89,12 @@ class SwapEngine:
                 self._looked_at = False
             plan = self._plan(step, state)
             plan.localize(step, self.adapter)
-            self._run(step, plan)
+            self._runner.run(step, plan)
         self.adapter.finish_step(step)
 
     def settle(self) -> None:
         """Block the host until the host states are current. Nothing to do twice."""
-        for device, event in self._in_flight.values():
-            device.synchronize(event)
-        self._in_flight.clear()
+        self._runner.settle()
 
     def show(self) -> None:
         """Settle, and remember that somebody looks at the states, and may move them."""
@@ -132,7 +127,7 @@ class SwapEngine:
         self.settle()
         # Plans hold states; memory of states that are held is not used again.
         self._plans.clear()
-        self._latest = ()
+        self._runner.latest = ()
         return Loader(self._table).load(entries, present)
 
     @property
@@ -145,7 +140,7 @@ class SwapEngine:
         """Bring all states to where they are in ``phase``; see :meth:`Phases.enter`."""
         self.settle()
         self._plans.clear()
-        self._latest = ()
+        self._runner.latest = ()
         self._phases.enter(phase, state)
 
     def warn_if_nothing_swaps(self) -> None:
@@ -167,7 +162,7 @@ class SwapEngine:
     def report(self, state: OptimizerState) -> SwapReport:
         """Describe states, latest batches and counters. Blocks until stores are done."""
         self.settle()
-        batches = [batch for lane in self._latest for batch in lane.batches]
+        batches = [batch for lane in self._runner.latest for batch in lane.batches]
         return SwapReport(
             optimizer=self.adapter.supports(),
             packed=self.packed,
@@ -176,7 +171,7 @@ class SwapEngine:
             batch_bytes=tuple(batch.nbytes for batch in batches),
             pinned=self._table.homes.pinned,
             ledger=replace(self.ledger),
-            last_step=self._times(self._latest[0]) if self._latest else None,
+            last_step=self._runner.times(packed=self.packed),
         )
 
     # One step.
@@ -198,7 +193,7 @@ class SwapEngine:
         """Plan anew: first use, or something was changed from outside between updates."""
         self.adapter.validate(self.config)
         self.settle()
-        self._latest = ()
+        self._runner.latest = ()
         params = [list(members) for members in step.params]
         replaced = not same_groups(params, self._params)
         if replaced or not all(plan.holds_states_of(state) for plan in self._plans.values()):
@@ -209,45 +204,3 @@ class SwapEngine:
             self._params = params
         self._table.admit(self.adapter.iter_update_units(step), state)
         return self._planner.build(step, state)
-
-    def _run(self, step: TorchStep, plan: Plan) -> None:
-        def staying() -> None:
-            for call in plan.staying:
-                self.adapter.step_batch(step, call)
-
-        if not plan.lanes:
-            staying()
-            return
-        # Until it is done: events of an update that fails are not all of one update.
-        self._latest = ()
-        meanwhile = staying
-        for lane in plan.lanes:
-            lane.pipeline.run(lane.batches, self._updater(step, lane), meanwhile)
-            # The store stream is in order, so this event covers those of earlier steps.
-            self._in_flight[lane.device.torch_device] = (lane.device, lane.batches[-1].stored)
-            meanwhile = _nothing
-        self._latest = plan.lanes
-
-    def _updater(self, step: TorchStep, lane: Lane) -> Callable[[int], None]:
-        def update(index: int) -> None:
-            for call in lane.calls[index]:
-                self.adapter.step_batch(step, call)
-
-        return update
-
-    def _times(self, lane: Lane) -> StepTimes:
-        def seconds(end: object) -> float:
-            return lane.device.elapsed(lane.batches[0].restored, end)
-
-        return step_times(
-            [seconds(batch.loaded) for batch in lane.batches],
-            [seconds(batch.updated) for batch in lane.batches],
-            [seconds(batch.stored) for batch in lane.batches],
-            ring=lane.ring,
-            update_after_store=not self.packed,
-            meanwhile=seconds(lane.pipeline.meanwhile_done),
-        )
-
-
-def _nothing() -> None:
-    pass

@@ -32,6 +32,8 @@ class Lane:
     batches: tuple[TorchBatch, ...]
     calls: tuple[tuple[UpdateCall, ...], ...]
     """For each batch, the calls that update it."""
+    shown: tuple[tuple[torch.Tensor, ...], ...]
+    """For each batch, what ``optimizer.state`` shows of its states."""
     ring: int
     """A load waits for the store of the batch this many before it."""
 
