@@ -17,8 +17,10 @@ from swap_core import (
     SwapReport,
 )
 from swap_torch.adapter import TorchStep, TorchSwapAdapter
+from swap_torch.ahead import BackwardTrigger
 from swap_torch.device import AnyTorchDevice
 from swap_torch.eligibility import Eligibility
+from swap_torch.in_backward import BackwardUpdates
 from swap_torch.loading import Loader
 from swap_torch.phases import Phase, Phases
 from swap_torch.plan import Plan, same_groups
@@ -65,6 +67,19 @@ class SwapEngine:
         """The parameters of each group, as of the newest plan."""
         self._runner = Runner(adapter, zigzag=config.zigzag)
         self._looked_at = False
+        self._newest: Plan | None = None
+        """The plan of the latest update, if it was made anew or not."""
+        self._trigger = BackwardTrigger(self.begin_early) if config.prefetch == "backward" else None
+        self._in_backward = (
+            BackwardUpdates(
+                adapter,
+                self._runner,
+                trusted=config.overlap_backward == "trusted",
+                may_begin=self._may_begin,
+            )
+            if config.overlap_backward
+            else None
+        )
 
     @property
     def packed(self) -> bool:
@@ -80,17 +95,58 @@ class SwapEngine:
         Args:
             state: ``optimizer.state``, without waiting for it.
         """
+        if self._in_backward is not None:
+            self._in_backward.check()
         step = self.adapter.prepare_step()
         if step.grads:
+            whole = step
+            if self._in_backward is not None:
+                step = self._in_backward.rest_of(step)
             self._phases.resume(state)
             if self._looked_at:
                 self._table.notice_moves(state)
                 self._snapshots.leave(state)
                 self._looked_at = False
-            plan = self._plan(step, state)
-            plan.localize(step, self.adapter)
-            self._runner.run(step, plan)
+            if step.grads:
+                plan = self._plan(step, state)
+                plan.localize(step, self.adapter)
+                self._runner.run(step, plan)
+            if step is whole:
+                self._expect_another(plan, step)
+            elif self._in_backward is not None:
+                self._in_backward.gradients_dropped()
         self.adapter.finish_step(step)
+
+    def _expect_another(self, plan: Plan, step: TorchStep) -> None:
+        """After an update: prepare for what is done in the next backward pass."""
+        if self._trigger is not None:
+            self._trigger.update_done(plan.first_to_load())
+        if self._in_backward is not None:
+            self._in_backward.follow(plan, step)
+        self._newest = plan
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    @torch.no_grad()
+    def begin_early(self) -> None:
+        """In the backward pass: queue the first loads of the next update."""
+        plan = self._newest
+        if plan is not None and self._runner.open in (None, plan) and self._may_begin(plan, None):
+            self._runner.begin(plan)
+
+    def gradients_dropped(self) -> None:
+        """Give up what was begun for an update that will not be."""
+        if self._trigger is not None:
+            self._trigger.gradients_dropped()
+        if self._in_backward is not None:
+            self._in_backward.gradients_dropped()
+        self._runner.give_up()
+
+    def _may_begin(self, plan: Plan, step: TorchStep | None) -> bool:
+        """Whether an update by ``plan`` may begin before ``step()``: nothing was changed."""
+        if self._looked_at or self._phases.phase is not Phase.SWAPPED or not plan.lanes:
+            return False
+        state = vars(self.adapter.optimizer)["state"]
+        return plan.holds_states_of(state) and (step is None or plan.fits(step, state))
 
     def settle(self) -> None:
         """Block the host until the host states are current. Nothing to do twice."""

@@ -49,7 +49,8 @@ class TorchSwapOptimizer(Optimizer):
 
         Tensors in it that swap are on the CPU, and are the storage between updates: values written
         into them, or other tensors put in their place, are used by the next update. A tensor taken
-        out before a later ``step()`` may be read after it once ``state`` was looked at again.
+        out before a later ``step()`` may be read after it once ``state`` was looked at again; with
+        ``zigzag``, a batch of them may be written only then, too.
         """
         if "_swap" in self.__dict__:
             self._swap.show()
@@ -96,6 +97,11 @@ class TorchSwapOptimizer(Optimizer):
                 loss = closure()
         self._swap.step(self.__dict__["state"])
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop gradients as natively; what was loaded ahead for them is given up."""
+        self._swap.gradients_dropped()
+        super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group as natively, after checking that its options can be combined with swapping.

@@ -7,6 +7,7 @@ import random
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -121,6 +122,15 @@ class CpuAsDevice:
     def compute_stream(self) -> CpuStream:
         """The host's own program order."""
         return self._compute
+
+    @property
+    def update_stream(self) -> CpuStream:
+        """The host's own program order: there is no other."""
+        return self._compute
+
+    def as_current(self, stream: CpuStream) -> AbstractContextManager[object]:
+        """The host's own program order stays what it is."""
+        return nullcontext()
 
     def create_event(self) -> CpuEvent:
         """Make an event that has happened."""

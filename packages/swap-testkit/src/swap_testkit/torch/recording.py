@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, final
 
 import torch
@@ -73,6 +74,15 @@ class TorchRecordingDevice(RecordingDevice[Any, Any, DeviceMemory, Transfer]):
     def torch_device(self) -> torch.device:
         """The inner device's."""
         return self._torch.torch_device
+
+    @property
+    def update_stream(self) -> Any:  # noqa: ANN401  # the inner device's own kind
+        """The inner device's."""
+        return self._torch.update_stream
+
+    def as_current(self, stream: Any) -> AbstractContextManager[object]:  # noqa: ANN401
+        """The inner device's."""
+        return self._torch.as_current(stream)
 
     @property
     def host_rounding(self) -> HostRounding:
