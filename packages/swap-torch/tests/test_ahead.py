@@ -397,6 +397,20 @@ def test_looking_at_states_in_the_middle_of_a_backward_pass_is_harmless(trusted:
     both({"overlap_backward": trusted}, 6, looking)
 
 
+@OVERLAPS
+def test_a_checkpoint_is_not_loaded_between_updates_and_step(trusted: Any) -> None:
+    net, optimizer = make({"overlap_backward": trusted})
+    for number in range(3):
+        plain(net, optimizer, number)
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.zero_grad()
+    backward(net, 3)
+    with pytest.raises(RuntimeError, match=r"16 parameters are updated already. Call step"):
+        optimizer.load_state_dict(saved)
+    optimizer.step()
+    optimizer.load_state_dict(saved)
+
+
 def test_a_skipped_step_updates_what_the_backward_pass_left_only_when_it_is_made() -> None:
     net, optimizer = make({"overlap_backward": True})
     for number in range(3):

@@ -87,7 +87,9 @@ class PackedPipeline(
         if waited:
             self._device.wait(compute, waited[-1].stored)
         left = {stored[-1].index % ring} if stored and passage.tail_left else set()
-        for number in [number for number in reversed(self._held) if number not in kept]:
+        # What is left behind comes last: then nothing of it hides a wait that is missing.
+        held = [number for number in reversed(self._held) if number not in kept]
+        for number in sorted(held, key=left.__contains__):
             give_back = self._release_behind_stores if number in left else self._release
             give_back(*self._arenas[number])
             self._held.remove(number)

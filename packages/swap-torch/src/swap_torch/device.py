@@ -72,6 +72,10 @@ class TorchSwapDevice(SwapDevice[StreamT, EventT, DeviceMemory, Transfer], Proto
         """Whether all host memory allocated so far is pinned."""
         ...
 
+    def memory_info(self) -> tuple[int, int]:
+        """Bytes of device memory that no allocator has taken, and of all."""
+        ...
+
     def allocate_host(self, nbytes: int) -> torch.Tensor:
         """Allocate zeroed host memory: 1-D uint8 on the CPU, freed with its last view."""
         ...
@@ -170,6 +174,12 @@ class AcceleratorDevice:
         with stream:
             for device, host in transfers:
                 host.copy_(device, non_blocking=True)
+
+    def memory_info(self) -> tuple[int, int]:
+        """As the driver tells: what the caching allocator holds is not free."""
+        # torch.cuda, torch.npu and torch.xpu have it; torch.accelerator only since torch 2.9.
+        free, total = torch.get_device_module(self.torch_device).mem_get_info(self.torch_device)
+        return int(free), int(total)
 
     def allocate_host(self, nbytes: int) -> torch.Tensor:
         """Allocate pinned memory, or pageable memory and one warning where pinning fails."""

@@ -18,6 +18,8 @@ from swap_core import (
 )
 from swap_torch.adapter import TorchStep, TorchSwapAdapter
 from swap_torch.ahead import BackwardTrigger
+from swap_torch.auto import AutoOffload
+from swap_torch.budget import Budget
 from swap_torch.device import AnyTorchDevice
 from swap_torch.eligibility import Eligibility
 from swap_torch.in_backward import BackwardUpdates
@@ -58,7 +60,9 @@ class SwapEngine:
         self.config = config
         self.device = device
         self.ledger = Ledger()
-        self._table = StateTable(adapter, Eligibility(config, device), self.ledger)
+        self._budget = Budget(config.device_budget)
+        self._auto = AutoOffload() if config.offload == "auto" else None
+        self._table = StateTable(adapter, Eligibility(config, device), self.ledger, self._budget)
         self._snapshots = Snapshots(self._table)
         self._phases = Phases(adapter, self._table, phase)
         self._planner = Planner(adapter, self._table, config, self.ledger)
@@ -116,6 +120,32 @@ class SwapEngine:
             elif self._in_backward is not None:
                 self._in_backward.gradients_dropped()
         self.adapter.finish_step(step)
+        if self._auto is not None:
+            self._decide(self._auto, state)
+
+    def _decide(self, auto: AutoOffload, state: OptimizerState) -> None:
+        """``offload="auto"``: once, let states stay for which there was always room."""
+        if not self._runner.latest:
+            return
+        sizes = self._table.bytes_that_could_swap()
+        budget = auto.budget_after_update(self._runner.latest[0].device, sum(sizes.values()))
+        if budget:
+            self._budget.decide(sizes)
+            self._budget.limit = budget
+            self._forget_plans()
+            self._phases.let_stay({p for p in sizes if self._budget.keeps(p)}, state)
+
+    def _forget_plans(self) -> None:
+        """Let go of plans: they hold states, and memory of states that are held is not reused."""
+        self.settle()
+        self._plans.clear()
+        self._forget_newest()
+
+    def _forget_newest(self) -> None:
+        self._newest = None
+        self._runner.latest = ()
+        if self._in_backward is not None:
+            self._in_backward.forget_plan()
 
     def _expect_another(self, plan: Plan, step: TorchStep) -> None:
         """After an update: prepare for what is done in the next backward pass."""
@@ -163,8 +193,7 @@ class SwapEngine:
 
         For states from before wrapping and from ``load_state_dict``.
         """
-        self.settle()
-        self._plans.clear()
+        self._forget_plans()
         self._table.adopt(state)
         self._phases.park(state)
 
@@ -180,10 +209,9 @@ class SwapEngine:
     @torch.no_grad()
     def load(self, entries: LoadedEntries, present: list[OptimizerState]) -> OptimizerState:
         """Make a new ``optimizer.state``; see :meth:`Loader.load`."""
-        self.settle()
-        # Plans hold states; memory of states that are held is not used again.
-        self._plans.clear()
-        self._runner.latest = ()
+        if self._in_backward is not None:
+            self._in_backward.refuse_while_updated("load_state_dict")
+        self._forget_plans()
         return Loader(self._table).load(entries, present)
 
     @property
@@ -194,9 +222,7 @@ class SwapEngine:
     @torch.no_grad()
     def enter(self, phase: Phase, state: OptimizerState) -> None:
         """Bring all states to where they are in ``phase``; see :meth:`Phases.enter`."""
-        self.settle()
-        self._plans.clear()
-        self._runner.latest = ()
+        self._forget_plans()
         self._phases.enter(phase, state)
 
     def warn_if_nothing_swaps(self) -> None:
@@ -227,6 +253,7 @@ class SwapEngine:
             batch_bytes=tuple(batch.nbytes for batch in batches),
             pinned=self._table.homes.pinned,
             ledger=replace(self.ledger),
+            decision=self._auto.decision if self._auto is not None else "",
             last_step=self._runner.times(packed=self.packed),
         )
 
@@ -249,7 +276,7 @@ class SwapEngine:
         """Plan anew: first use, or something was changed from outside between updates."""
         self.adapter.validate(self.config)
         self.settle()
-        self._runner.latest = ()
+        self._forget_newest()
         params = [list(members) for members in step.params]
         replaced = not same_groups(params, self._params)
         if replaced or not all(plan.holds_states_of(state) for plan in self._plans.values()):

@@ -11,7 +11,7 @@ is changed. Later updates compare objects and version counters, which costs next
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, final
 from weakref import WeakMethod, ref
 
@@ -71,7 +71,8 @@ class BackwardUpdates:
         self._begun: TorchStep | None = None
         self._hyper: list[dict[str, Any]] = []
         """Options of each group when the update began."""
-        self._done: list[UpdateCall] = []
+        self._updated: set[torch.Tensor] = set()
+        """Parameters that the update that began has updated."""
 
     # The backward pass.
 
@@ -122,7 +123,7 @@ class BackwardUpdates:
 
     def _begin(self) -> bool:
         plan, latest, may_begin = self._plan, self._latest, self._may_begin()
-        if plan is None or latest is None or may_begin is None or self._done:
+        if plan is None or latest is None or may_begin is None or self._updated:
             return False
         groups = self._adapter.optimizer.param_groups
         step = TorchStep(
@@ -153,7 +154,9 @@ class BackwardUpdates:
             if self._missing[id(lane), index] or not self._collect(step, lane.calls[index]):
                 return
             self._runner.proceed(step, lane)
-            self._done += lane.calls[index]
+            assert self._plan is not None  # it began
+            places = [place for call in lane.calls[index] for place in _places(call)]
+            self._updated.update(self._plan.active[place] for place in places)
 
     def _collect(self, step: TorchStep, calls: tuple[UpdateCall, ...]) -> bool:
         """Put the gradients of a batch into ``step``; tell whether that could be done now."""
@@ -197,7 +200,7 @@ class BackwardUpdates:
                 )
             self._proven = bool(self._seen)
             return
-        updated = {param: self._seen[param] for param in self._updated() if param in self._seen}
+        updated = {param: then for param, then in self._seen.items() if param in self._updated}
         changed = first_changed(updated)
         now = [_options(group) for group in self._adapter.optimizer.param_groups]
         other = self._begun is not None and now != self._hyper
@@ -219,14 +222,14 @@ class BackwardUpdates:
             without the parameters that are updated.
         """
         begun, plan = self._begun, self._plan
-        if begun is None or plan is None:
+        if begun is None:
             return step
         step.groups_begun, step.decayed = begun.groups_begun, begun.decayed
-        goes_on = all(lane.pipeline.begun is not None for lane in plan.lanes)
+        goes_on = plan is not None and all(lane.pipeline.begun for lane in plan.lanes)
         if goes_on and (step.masks, step.options) == (begun.masks, begun.options):
             return step
         self._runner.bring_home()
-        return _without(step, set(self._updated()))
+        return _without(step, self._updated)
 
     def gradients_dropped(self) -> None:
         """Give up an update that began: its gradients are gone."""
@@ -234,16 +237,27 @@ class BackwardUpdates:
             self._runner.bring_home()
         self._forget()
 
-    def _updated(self) -> Iterator[torch.Tensor]:
-        assert self._plan is not None or not self._done
-        for call in self._done:
-            for place in _places(call):
-                yield self._plan.active[place]  # type: ignore[union-attr]  # see above
+    def forget_plan(self) -> None:
+        """Let go of the plan and the states that it holds; what is updated stays known."""
+        self._plan = None
+        self._places = {}
+
+    def refuse_while_updated(self, what: str) -> None:
+        """Refuse what cannot be done between updates in the backward pass and ``step()``.
+
+        Raises:
+            RuntimeError: some parameters are updated; nothing was changed.
+        """
+        if self._updated:
+            raise RuntimeError(
+                f"{what} between the backward pass and step(): with overlap_backward, "
+                f"{len(self._updated)} parameters are updated already. Call step() first."
+            )
 
     def _forget(self) -> None:
         self._seen.clear()
         self._begun = None
-        self._done = []
+        self._updated = set()
 
     def _refuse_second(self, param: torch.Tensor) -> None:
         name = self._named(param)

@@ -196,6 +196,11 @@ class CpuAsDevice:
         self._run_until(stream, stream.queued)
         self.release(memory)
 
+    def memory_info(self) -> tuple[int, int]:
+        """What states never took of the limit, and the limit; without one nothing is free."""
+        limit = self.limit or 0
+        return max(0, limit - self.peak_bytes), limit
+
     def allocate_host(self, nbytes: int) -> torch.Tensor:
         """Allocate zeroed CPU memory and count it until its last view is gone."""
         block = torch.zeros(nbytes, dtype=torch.uint8)

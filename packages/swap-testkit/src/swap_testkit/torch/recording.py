@@ -94,6 +94,10 @@ class TorchRecordingDevice(RecordingDevice[Any, Any, DeviceMemory, Transfer]):
         """The inner device's."""
         return self._torch.pinned
 
+    def memory_info(self) -> tuple[int, int]:
+        """The inner device's."""
+        return self._torch.memory_info()
+
     def allocate_host(self, nbytes: int) -> torch.Tensor:
         """The inner device's; not recorded, but it can be made to fail."""
         tamper = self.tamper
