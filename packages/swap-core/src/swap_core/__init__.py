@@ -20,6 +20,7 @@ from swap_core.errors import (
     UnsupportedOptionError,
 )
 from swap_core.forecast import Forecast, Hardware, Workload, forecast, recommended
+from swap_core.host_memory import HostMemory, available_host_memory
 from swap_core.layout import ALIGNMENT, HostRounding, Run, align, cover, place, runs_of
 from swap_core.ledger import Ledger
 from swap_core.model import VirtualDevice, VirtualEvent, VirtualMemory, VirtualStream
@@ -43,6 +44,7 @@ __all__ = [
     "BatchTimes",
     "Forecast",
     "Hardware",
+    "HostMemory",
     "HostRounding",
     "Ledger",
     "OptimizerSwapAdapter",
@@ -75,6 +77,7 @@ __all__ = [
     "Workload",
     "__version__",
     "align",
+    "available_host_memory",
     "cover",
     "find_adapter",
     "forecast",

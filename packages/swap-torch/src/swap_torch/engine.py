@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import warnings
 from collections import OrderedDict
 from dataclasses import replace
@@ -11,10 +13,13 @@ from typing import Any, final
 import torch
 
 from swap_core import (
+    HostMemory,
     Ledger,
     StayReason,
     SwapOptimizerConfig,
     SwapReport,
+    available_host_memory,
+    format_bytes,
 )
 from swap_torch.adapter import TorchStep, TorchSwapAdapter
 from swap_torch.ahead import BackwardTrigger
@@ -33,6 +38,8 @@ from swap_torch.snapshot import Snapshots
 from swap_torch.states import OptimizerState, StateTable
 
 __all__ = ["SwapEngine"]
+
+_LOG = logging.getLogger("swap_torch")
 
 _PLANS_KEPT = 8
 """Sets of active parameters that come back, such as the experts of a mixture, keep their plans."""
@@ -240,6 +247,29 @@ class SwapEngine:
             UserWarning,
             stacklevel=3,
         )
+
+    def host_memory(self) -> HostMemory:
+        """Tell what host memory all states need, once they exist, and what there is."""
+        processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        return HostMemory(
+            needed_bytes=self._table.host_bytes_needed(),
+            held_bytes=self.ledger.host_bytes,
+            processes=int(processes) if processes.isdigit() else 1,
+            available_bytes=available_host_memory(),
+        )
+
+    def announce_host_memory(self) -> None:
+        """Log what host memory is needed and free; warn when it is too little."""
+        memory = self.host_memory()
+        _LOG.info("%s: %s", self.adapter.supports(), memory)
+        if memory.missing_bytes:
+            warnings.warn(
+                f"swap_optimizer: {memory}: {format_bytes(memory.missing_bytes)} too little. "
+                f"Let states stay on the device (device_budget), use more hosts, or shard the "
+                f"optimizer; else the first step may be killed.",
+                ResourceWarning,
+                stacklevel=3,
+            )
 
     def report(self, state: OptimizerState) -> SwapReport:
         """Describe states, latest batches and counters. Blocks until stores are done."""

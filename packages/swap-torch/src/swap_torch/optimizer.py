@@ -21,7 +21,7 @@ from weakref import ref
 import torch
 from torch.optim import Optimizer
 
-from swap_core import SwapOptimizerConfig, SwapReport, find_adapter, format_bytes
+from swap_core import HostMemory, SwapOptimizerConfig, SwapReport, find_adapter, format_bytes
 from swap_torch.adapter import TorchSwapAdapter
 from swap_torch.device import AnyTorchDevice
 from swap_torch.engine import SwapEngine
@@ -196,6 +196,14 @@ class TorchSwapOptimizer(Optimizer):
         Waits for the stores of the latest update.
         """
         return self._swap.report(self.state)
+
+    def host_memory(self) -> HostMemory:
+        """Tell how much host memory all states need, and how much there is.
+
+        States that do not exist yet are included. ``LOCAL_WORLD_SIZE``, which torchrun sets, tells
+        how many processes share the host.
+        """
+        return self._swap.host_memory()
 
     def __repr__(self) -> str:
         """Tell in one line that this optimizer swaps, and how much."""

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, final
 
 import torch
 
-from swap_core import Ledger, StateReport, StayReason, SwapInternalError, UpdateUnit
+from swap_core import Ledger, StateReport, StayReason, SwapInternalError, UpdateUnit, place
 from swap_torch.adapter import TorchSwapAdapter, TorchUnit
 from swap_torch.budget import Budget
 from swap_torch.counters import CounterTable
@@ -128,6 +128,26 @@ class StateTable:
             for unit in self.units()
             if unit.param.requires_grad or self.budget.knows(unit.param)
         }
+
+    def host_bytes_needed(self) -> int:
+        """What the allocator takes for the states that swap when all of them exist."""
+        units = self.units()
+        self._decide([unit for unit in units if unit.param.requires_grad])
+        lanes: dict[torch.device, tuple[AnyTorchDevice, list[list[int]]]] = {}
+        for unit in units:
+            sizes = list(self._swappable_sizes(unit)) if not self._stays(unit) else []
+            if sizes:
+                device = self._device(unit)
+                lanes.setdefault(device.torch_device, (device, []))[1].append(sizes)
+        return sum(
+            sum(map(device.host_rounding.taken, place(units, rounding=device.host_rounding)[1]))
+            for device, units in lanes.values()
+        )
+
+    def _stays(self, unit: TorchUnit) -> bool:
+        """Whether a parameter will have no states, or its states stay within the budget."""
+        has_states = unit.param.requires_grad or bool(self.homes.of(unit.param))
+        return not has_states or self.budget.keeps(unit.param)
 
     def _decide(self, active: list[TorchUnit]) -> None:
         """Let the budget decide on parameters that it does not know."""
