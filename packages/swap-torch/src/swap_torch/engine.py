@@ -114,10 +114,7 @@ class SwapEngine:
             if self._in_backward is not None:
                 step = self._in_backward.rest_of(step)
             self._phases.resume(state)
-            if self._looked_at:
-                self._table.notice_moves(state)
-                self._snapshots.leave(state)
-                self._looked_at = False
+            self._follow_moves(state)
             if step.grads:
                 plan = self._plan(step, state)
                 plan.localize(step, self.adapter)
@@ -180,10 +177,18 @@ class SwapEngine:
 
     def _may_begin(self, plan: Plan, step: TorchStep | None) -> bool:
         """Whether an update by ``plan`` may begin before ``step()``: nothing was changed."""
-        if self._looked_at or self._phases.phase is not Phase.SWAPPED or not plan.lanes:
+        if self._phases.phase is not Phase.SWAPPED or not plan.lanes:
             return False
         state = vars(self.adapter.optimizer)["state"]
+        self._follow_moves(state)
         return plan.holds_states_of(state) and (step is None or plan.fits(step, state))
+
+    def _follow_moves(self, state: OptimizerState) -> None:
+        """Before an update: find what was done to states since somebody looked at them."""
+        if self._looked_at:
+            self._table.notice_moves(state)
+            self._snapshots.leave(state)
+            self._looked_at = False
 
     def settle(self) -> None:
         """Block the host until the host states are current. Nothing to do twice."""
