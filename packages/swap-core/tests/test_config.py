@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swap_core import SwapOptimizerConfig
+from swap_core import SwapOptimizerConfig, refuse_schedules
 
 DEFAULTS = {
     "swap_times": 16,
@@ -197,3 +197,19 @@ def test_refuses_other_device_budgets(value: object) -> None:
 def test_refuses_fields_that_exclude_each_other(field: str, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=rf"SwapOptimizerConfig: {field}=.* is not accepted"):
         SwapOptimizerConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prefetch", "backward"),
+        ("zigzag", True),
+        ("overlap_backward", "trusted"),
+        ("device_budget", 0.5),
+        ("offload", "auto"),
+    ],
+)
+def test_bindings_without_schedules_refuse_them(field: str, value: object) -> None:
+    refuse_schedules(SwapOptimizerConfig(swap_times=3, allow_closure=True), "nn.Adam")
+    with pytest.raises(ValueError, match=rf"{field}={value!r} is for torch .* nn.Adam does not"):
+        refuse_schedules(config_with(field, value), "nn.Adam")

@@ -61,6 +61,7 @@ NAMES = [
     "partition",
     "place",
     "recommended",
+    "refuse_schedules",
     "restore_or_explain",
     "runs_of",
     "step_times",

@@ -8,7 +8,7 @@ sees no tensor: it partitions, lays out, orders and counts; a binding gives it a
 from swap_core.__about__ import __version__
 from swap_core.adapter import ADAPTER_GROUP, OptimizerSwapAdapter, find_adapter
 from swap_core.batch import Batch
-from swap_core.config import SwapOptimizerConfig
+from swap_core.config import SwapOptimizerConfig, refuse_schedules
 from swap_core.device import SwapDevice
 from swap_core.errors import (
     AlreadyWrappedError,
@@ -85,6 +85,7 @@ __all__ = [
     "partition",
     "place",
     "recommended",
+    "refuse_schedules",
     "restore_or_explain",
     "runs_of",
     "step_times",

@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["SwapOptimizerConfig"]
+from swap_core.errors import UnsupportedOptionError
+
+__all__ = ["SwapOptimizerConfig", "refuse_schedules"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +94,29 @@ class SwapOptimizerConfig:
             raise _refuse("device_budget", self.device_budget, "0: offload='auto' finds it")
         if self.zigzag and self.packed_swap is False:
             raise _refuse("zigzag", True, "False: with packed_swap=False there is no arena")
+
+
+def refuse_schedules(config: SwapOptimizerConfig, optimizer: str) -> None:
+    """Refuse the fields that only torch optimizers have, for a binding without them.
+
+    Args:
+        config: As the user gave it.
+        optimizer: In the words of messages.
+
+    Raises:
+        UnsupportedOptionError: one of them is not at its default.
+    """
+    defaults = SwapOptimizerConfig()
+    for field in _SCHEDULES:
+        value, default = getattr(config, field), getattr(defaults, field)
+        if value != default:
+            raise UnsupportedOptionError(
+                f"swap_optimizer: {field}={value!r} is for torch optimizers; {optimizer} does not "
+                f"have it. Leave it {default!r}."
+            )
+
+
+_SCHEDULES = ("prefetch", "zigzag", "overlap_backward", "device_budget", "offload")
 
 
 def _refuse(field: str, value: object, accepted: str) -> ValueError:
