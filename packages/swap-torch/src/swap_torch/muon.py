@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.optim.Muon.
 
-Its Newton-Schulz iteration sees whole matrices: sharded parameters stay DTensors in the update, whose
-dispatch gathers and reduces. So updates communicate, in parameter order in every process.
+Its Newton-Schulz iteration sees whole matrices: sharded parameters stay DTensors in the update,
+whose dispatch gathers and reduces. So updates communicate, in parameter order in every process.
 """
 
 from __future__ import annotations

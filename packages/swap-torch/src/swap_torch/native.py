@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import optim
@@ -31,7 +31,7 @@ __all__ = [
 class TorchNativePartAdapter(PerParameterAdapter):
     """What torch's own classes have in common."""
 
-    counter_names = ("step",)
+    counter_names: ClassVar[tuple[str, ...]] = ("step",)
 
     def kernel(self, group: Mapping[str, Any], params: Sequence[torch.Tensor]) -> Kernel:
         """What foreach=None means for these parameters of ``group``, all of them."""

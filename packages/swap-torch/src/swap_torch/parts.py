@@ -99,9 +99,7 @@ def calls_of_parts(
             group_index=index,
             params=params,
             grads=positions,
-            states={
-                key: [m.places[key].view for m in members if key in m.places] for key in keys
-            },
+            states={key: [m.places[key].view for m in members if key in m.places] for key in keys},
             kernel=kernels[index],
             uniform=False,
             counters=None,

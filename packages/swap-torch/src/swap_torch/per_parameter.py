@@ -3,9 +3,9 @@
 
 [Note: its own step]
 Each batch is updated by the optimizer's own ``step``, called on a stand-in: an object of the
-optimizer's class that has its attributes and one of its groups, with the batch's parameters only and
-their states on the device. So results are native ones, whatever the optimizer computes, as long as
-no parameter's update depends on another parameter.
+optimizer's class that has its attributes and one of its groups, with the batch's parameters only
+and their states on the device. So results are native ones, whatever the optimizer computes, as long
+as no parameter's update depends on another parameter.
 
 States are made by the optimizer too, in the first batch that updates their parameter: they are
 copied into the batch's device memory after the update, and stored with it. What the adapter says of

@@ -74,9 +74,7 @@ class Planner:
         active = tuple(unit.param for unit in units)
         tied = tied_units(units)
         moving, staying = self._divide(units, tied)
-        lanes = [
-            self._lane(members, tied, kernels, state) for members in self._by_device(moving)
-        ]
+        lanes = [self._lane(members, tied, kernels, state) for members in self._by_device(moving)]
         self._ledger.plans_built += 1
         itself = self._adapter.steps_itself
         entries = tuple(state.get(param) if itself else state[param] for param in active)
