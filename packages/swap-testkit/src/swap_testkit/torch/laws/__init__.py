@@ -65,8 +65,10 @@ def check_law(name: str, subject: Subject) -> None:
     law = LAWS.get(name)
     if law is None:
         raise ValueError(f"law {name!r} is unknown; there are: {', '.join(LAWS)}.")
+    demands = (law.__doc__ or "").strip().partition("\n")[0]
     try:
         law(subject)
     except AssertionError as error:
-        demands = (law.__doc__ or "").strip().partition("\n")[0]
         raise LawBrokenError(f"law {name!r} ({demands}) is broken: {error}") from error
+    except Exception as error:
+        raise LawBrokenError(f"law {name!r} ({demands}) is broken: {error!r}") from error

@@ -7,7 +7,7 @@ import torch
 
 from swap_core import UnknownStateKeyError
 from swap_testkit.torch.compare import same_bits
-from swap_testkit.torch.laws.subject import Pair, Subject, engine_of, law_config, report_of
+from swap_testkit.torch.laws.subject import Mask, Pair, Subject, engine_of, law_config, report_of
 
 __all__ = [
     "each_key_alone",
@@ -71,8 +71,11 @@ def groups(subject: Subject) -> None:
                 group["lr"] = group["lr"] * 0.5
         pair.train(2)
         # A group that has no gradient may count nevertheless.
-        last = sum(len(group["params"]) for group in pair.native.param_groups[:-1])
-        pair.train(2, lambda step, position, last=last: position < last)
+        pair.train(2, _all_before(sum(len(g["params"]) for g in pair.native.param_groups[:-1])))
+
+
+def _all_before(last: int) -> Mask:
+    return lambda step, position: position < last
 
 
 def hooks(subject: Subject) -> None:

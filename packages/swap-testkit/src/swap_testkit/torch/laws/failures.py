@@ -33,7 +33,7 @@ def failures(subject: Subject) -> None:
             for verb in _VERBS:
                 nth = 0
                 while _survives(subject, packed, steps_before, verb, nth):
-                    nth += 1
+                    nth = 2 * nth or 1
 
 
 def _survives(subject: Subject, packed: bool, steps_before: int, verb: str, nth: int) -> bool:

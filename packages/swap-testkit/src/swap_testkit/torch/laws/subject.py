@@ -17,7 +17,7 @@ from swap_testkit.torch.trainer import OptimizerFactory
 from swap_torch import SwapReport, TorchSwapAdapter, swap_optimizer
 from swap_torch.engine import SwapEngine
 
-__all__ = ["LawBrokenError", "Pair", "Subject", "engine_of", "law_config", "report_of"]
+__all__ = ["LawBrokenError", "Mask", "Pair", "Subject", "engine_of", "law_config", "report_of"]
 
 Mask: TypeAlias = Callable[[int, int], bool]
 """Whether a parameter gets a gradient: by step and position."""

@@ -49,7 +49,7 @@ class _TwoOptimizers(LmTrainer):
         """One step of both."""
         self._muon.zero_grad()
         loss = super().train_step(step)
-        self._muon.step()
+        self._muon.step()  # type: ignore[no-untyped-call]  # torch
         return loss
 
 
