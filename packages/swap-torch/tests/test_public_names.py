@@ -14,6 +14,7 @@ import swap_torch
 PUBLIC = [
     "AcceleratorDevice",
     "DeviceMemory",
+    "PerParameterAdapter",
     "Residency",
     "SwapOptimizerConfig",
     "SwapReport",
@@ -92,10 +93,12 @@ def test_public_functions_are_documented_and_annotated(
 
 def test_the_two_functions_take_what_the_interface_says() -> None:
     wrap = inspect.signature(swap_torch.swap_optimizer).parameters
-    assert list(wrap) == ["optimizer", "config", "device"]
+    assert list(wrap) == ["optimizer", "config", "device", "adapter"]
     assert wrap["optimizer"].default is inspect.Parameter.empty
     assert wrap["config"].default is None
     assert (wrap["device"].kind, wrap["device"].default) == (inspect.Parameter.KEYWORD_ONLY, None)
+    assert wrap["adapter"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert wrap["adapter"].default is None
     assert list(inspect.signature(swap_torch.is_swap_optimizer).parameters) == ["obj"]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adam and AdamW states in pinned host memory, streamed through the accelerator in the update."""
+"""Optimizer states in pinned host memory, streamed through the accelerator in the update."""
 
 from swap_core import Residency, SwapOptimizerConfig, SwapReport, SwapSlot, UpdateUnit
 from swap_torch.__about__ import __version__
@@ -13,10 +13,12 @@ from swap_torch.device import (
     accelerator_device,
 )
 from swap_torch.optimizer import TorchSwapOptimizer
+from swap_torch.per_parameter import PerParameterAdapter
 
 __all__ = [
     "AcceleratorDevice",
     "DeviceMemory",
+    "PerParameterAdapter",
     "Residency",
     "SwapOptimizerConfig",
     "SwapReport",

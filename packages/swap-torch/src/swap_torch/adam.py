@@ -8,7 +8,6 @@ order per element, hence the same bits.
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -24,6 +23,7 @@ from torch.optim.optimizer import (
 from swap_core import SwapOptimizerConfig, UnknownStateKeyError, UnsupportedOptionError
 from swap_torch.adapter import ActiveGroup, Group, Kernel, TorchStep, TorchSwapAdapter, UpdateCall
 from swap_torch.kernels import AdamLists, AdamOptions, agrees, direct_adam
+from swap_torch.matching import steps_as
 from swap_torch.sharding import local_of
 
 __all__ = [
@@ -96,7 +96,7 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
         """One ``step`` per parameter."""
         return ("step",)
 
-    def template(self, param: torch.Tensor) -> torch.Tensor:
+    def template(self, param: torch.Tensor, key: str) -> torch.Tensor:
         """States are like the parameter."""
         return param
 
@@ -232,7 +232,7 @@ class TorchNativeAdamAdapter(_TorchNativeAdapter):
         return (
             isinstance(optimizer, torch.optim.Adam)
             and not isinstance(optimizer, torch.optim.AdamW)
-            and _steps_as(optimizer, torch.optim.Adam)
+            and steps_as(optimizer, torch.optim.Adam)
         )
 
 
@@ -250,7 +250,7 @@ class TorchNativeAdamWAdapter(_TorchNativeAdapter):
     @classmethod
     def matches(cls, optimizer: object) -> bool:
         """AdamW, or a subclass with the same step."""
-        return isinstance(optimizer, torch.optim.AdamW) and _steps_as(optimizer, torch.optim.AdamW)
+        return isinstance(optimizer, torch.optim.AdamW) and steps_as(optimizer, torch.optim.AdamW)
 
 
 _INSTEAD = {
@@ -271,20 +271,3 @@ def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
     beta1, beta2 = group["betas"]
     names = ("lr", "eps", "weight_decay")
     return {"beta1": beta1, "beta2": beta2, **{name: group[name] for name in names}}
-
-
-def _steps_as(optimizer: torch.optim.Optimizer, base: type[torch.optim.Optimizer]) -> bool:
-    """Tell whether the optimizer's class runs the arithmetic of ``base`` unchanged.
-
-    torch patches ``step`` with a hook wrapper on the class of each optimizer that is made, so the
-    functions are compared underneath it.
-    """
-    kind = type(optimizer)
-    return inspect.unwrap(kind.step) is inspect.unwrap(base.step) and vars_of(
-        kind, "_init_group"
-    ) is vars_of(base, "_init_group")
-
-
-def vars_of(kind: type, name: str) -> object:
-    """The attribute ``name`` as the first class in the method resolution order defines it."""
-    return next(vars(cls)[name] for cls in kind.__mro__ if name in vars(cls))

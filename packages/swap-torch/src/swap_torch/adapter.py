@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 from weakref import ref
 
 import torch
@@ -100,11 +100,17 @@ _is_sparse = attrgetter("is_sparse")
 class TorchSwapAdapter(OptimizerSwapAdapter[torch.Tensor, TorchStep, UpdateCall]):
     """One kind of torch optimizer.
 
+    For an optimizer of your own derive from :class:`swap_torch.PerParameterAdapter`.
+
     Args:
         optimizer: The optimizer, whose ``param_groups`` and ``state`` are looked up anew in each
             step, since ``load_state_dict`` replaces both. Not kept alive: it owns the adapter, and
             its host memory must be free as soon as the user lets go of it.
     """
+
+    steps_itself: ClassVar[bool] = False
+    """Whether the optimizer's own ``step`` runs on each batch: then it makes its states itself, on
+    parameters as they are (DTensors too), in the same order in every process."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = ref(optimizer)
@@ -133,13 +139,21 @@ class TorchSwapAdapter(OptimizerSwapAdapter[torch.Tensor, TorchStep, UpdateCall]
     def state_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         """Names of the tensor states that a parameter of ``group`` has."""
 
+    def param_keys(self, param: torch.Tensor, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """Those of :meth:`state_keys` that ``param`` has."""
+        return self.state_keys(group)
+
+    def required_keys(self, param: torch.Tensor, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """What an entry of a state dict for ``param`` must have."""
+        return (*self.counter_keys(), *self.param_keys(param, group))
+
     @abstractmethod
     def counter_keys(self) -> tuple[str, ...]:
         """Names of per-parameter states that never swap, such as ``step``."""
 
     @abstractmethod
-    def template(self, param: torch.Tensor) -> torch.Tensor:
-        """The tensor whose like natively becomes a new state of ``param``."""
+    def template(self, param: torch.Tensor, key: str) -> torch.Tensor:
+        """The tensor whose like natively becomes the new state ``key`` of ``param``."""
 
     @abstractmethod
     def new_counters(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TypeVar
 from torch.optim import Optimizer
 
 from swap_core import AlreadyWrappedError, SwapOptimizerConfig, UnsupportedOptimizerError
+from swap_torch.adapter import TorchSwapAdapter
 from swap_torch.device import AnyTorchDevice
 from swap_torch.optimizer import TorchSwapOptimizer, make_engine, turn_into_swap_optimizer
 
@@ -21,6 +22,7 @@ def swap_optimizer(
     config: SwapOptimizerConfig | None = None,
     *,
     device: AnyTorchDevice | None = None,
+    adapter: type[TorchSwapAdapter] | None = None,
 ) -> OptimizerT:
     """Keep the states of ``optimizer`` in pinned host memory between updates.
 
@@ -33,11 +35,14 @@ def swap_optimizer(
       tensors.
 
     Args:
-        optimizer: ``torch.optim.Adam``, ``torch.optim.AdamW`` or HyperParallel's ``AdamW``. It is
-            changed in place: the same object, of a subclass of its class.
+        optimizer: Any optimizer of ``torch.optim`` that updates each parameter by itself (all but
+            ``LBFGS`` and ``SparseAdam``), HyperParallel's ``AdamW``, or one for which an adapter is
+            installed or given. It is changed in place: the same object, of a subclass of its class.
         config: How to swap; None: ``SwapOptimizerConfig()``.
         device: An explicit device, for tests and special memory; used for parameters on its
             ``torch_device``. None: the accelerator of each parameter.
+        adapter: The adapter class for this optimizer, such as a subclass of
+            :class:`PerParameterAdapter`. None: the installed one that matches.
 
     Returns:
         ``optimizer``.
@@ -67,7 +72,7 @@ def swap_optimizer(
             f"as SwapOptimizerConfig(swap_times=32), or None."
         )
     _refuse_replaced_step(optimizer)
-    engine = make_engine(optimizer, config or SwapOptimizerConfig(), device)
+    engine = make_engine(optimizer, config or SwapOptimizerConfig(), device, _checked(adapter))
     engine.adopt(optimizer.state)
     turn_into_swap_optimizer(optimizer, engine)
     engine.warn_if_nothing_swaps()
@@ -78,6 +83,15 @@ def swap_optimizer(
 def is_swap_optimizer(obj: object) -> bool:
     """Tell whether ``obj`` is an optimizer whose states swap."""
     return isinstance(obj, TorchSwapOptimizer)
+
+
+def _checked(adapter: object) -> type[TorchSwapAdapter] | None:
+    if adapter is None or (isinstance(adapter, type) and issubclass(adapter, TorchSwapAdapter)):
+        return adapter
+    raise ValueError(
+        f"swap_optimizer: adapter={adapter!r} is not accepted; give a class derived from "
+        f"swap_torch.PerParameterAdapter (or another TorchSwapAdapter), or None."
+    )
 
 
 def _refuse_replaced_step(optimizer: object) -> None:

@@ -242,7 +242,16 @@ class SwapEngine:
         report = self.report(self.adapter.optimizer.state)
         reasons = report.stay_counts()
         may_swap = {None, StayReason.NOT_MATERIALISED}
-        if not report.states or any(state.stays in may_swap for state in report.states):
+        if any(state.stays in may_swap for state in report.states):
+            return
+        if not report.states and any(g["params"] for g in self.adapter.optimizer.param_groups):
+            warnings.warn(
+                f"swap_optimizer: this {self.adapter.supports()} keeps no states with its options, "
+                f"so there is nothing to swap. It works as before.",
+                UserWarning,
+                stacklevel=3,
+            )
+        if not report.states:
             return
         told = "; ".join(f"{count} because {reason.value}" for reason, count in reasons.items())
         warnings.warn(

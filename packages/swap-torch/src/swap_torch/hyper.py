@@ -68,7 +68,7 @@ class TorchHyperAdamWAdapter(TorchAdamBaseAdapter):
         """None per parameter: the counter is the group's."""
         return ()
 
-    def template(self, param: torch.Tensor) -> torch.Tensor:
+    def template(self, param: torch.Tensor, key: str) -> torch.Tensor:
         """States are like the gradient, as natively.
 
         Not if its placement is another than the parameter's: the update is done in the latter.

@@ -21,10 +21,11 @@ from weakref import ref
 import torch
 from torch.optim import Optimizer
 
-from swap_core import HostMemory, SwapOptimizerConfig, SwapReport, find_adapter, format_bytes
+from swap_core import HostMemory, SwapOptimizerConfig, SwapReport, format_bytes
 from swap_torch.adapter import TorchSwapAdapter
 from swap_torch.device import AnyTorchDevice
 from swap_torch.engine import SwapEngine
+from swap_torch.finding import find_torch_adapter
 from swap_torch.phases import Phase
 from swap_torch.reading import read_state_dict
 
@@ -243,19 +244,23 @@ class TorchSwapOptimizer(Optimizer):
 
 
 def make_engine(
-    optimizer: Optimizer, config: SwapOptimizerConfig, device: AnyTorchDevice | None
+    optimizer: Optimizer,
+    config: SwapOptimizerConfig,
+    device: AnyTorchDevice | None,
+    kind: type[TorchSwapAdapter] | None = None,
 ) -> SwapEngine:
     """Make the engine for an optimizer, after checking that it can swap.
+
+    Args:
+        optimizer: Not wrapped yet.
+        config: How to swap.
+        device: Given explicitly by the user, or None.
+        kind: The adapter class; None: the installed one that matches.
 
     Raises:
         ValueError: the optimizer, an option of it, or the config is not supported.
     """
-    adapter = find_adapter(optimizer, "torch")(optimizer)  # type: ignore[call-arg]
-    if not isinstance(adapter, TorchSwapAdapter):
-        raise TypeError(
-            f"The adapter {type(adapter).__qualname__} is registered as 'torch.…' but is no "
-            f"TorchSwapAdapter."
-        )
+    adapter = (kind or find_torch_adapter(optimizer))(optimizer)
     adapter.validate(config)
     return SwapEngine(adapter, config, device)
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import is_
@@ -17,7 +17,7 @@ from swap_torch.device import AnyTorchDevice, DeviceMemory, Transfer
 from swap_torch.sharding import local_gradients, locals_of, placed_alike
 from swap_torch.states import OptimizerState
 
-__all__ = ["Lane", "Plan", "TorchBatch", "TorchPipeline", "same_groups"]
+__all__ = ["Lane", "Plan", "TorchBatch", "TorchPipeline", "same_groups", "tensors_in"]
 
 TorchBatch: TypeAlias = Batch[Any, DeviceMemory, Transfer]
 TorchPipeline: TypeAlias = Pipeline[Any, Any, DeviceMemory, Transfer]
@@ -53,13 +53,16 @@ class Plan:
     """Where the parameters of each group are in ``active``, of groups that have any there."""
     locals: tuple[torch.Tensor, ...]
     """Their local tensors, if any of them is sharded; else empty."""
-    entries: tuple[dict[str, Any], ...]
-    """``optimizer.state[param]`` of each."""
+    entries: tuple[dict[str, Any] | None, ...]
+    """``optimizer.state[param]`` of each; None where there is none."""
     values: tuple[Any, ...]
-    """All values in ``entries``, in order."""
+    """All values in ``entries``, in order; only tensors if ``tensors_only``."""
     staying: tuple[UpdateCall, ...]
     """Updates that need no swapped state."""
     lanes: tuple[Lane, ...]
+    tensors_only: bool = False
+    """Whether entries may be missing, and numbers in them be replaced in each step: so it is where
+    an optimizer's own step runs."""
 
     def fits(self, step: TorchStep, state: OptimizerState) -> bool:
         """Tell whether parameters, shards and states are the very objects that were planned."""
@@ -85,7 +88,10 @@ class Plan:
     def holds_states_of(self, state: OptimizerState) -> bool:
         """Tell whether the states are the very objects that were planned."""
         return self._has_entries_of(state) and _same(
-            [*chain.from_iterable(map(dict.values, self.entries))], self.values
+            tensors_in(self.entries)
+            if self.tensors_only
+            else [*chain.from_iterable(map(dict.values, self.entries))],  # type: ignore[arg-type]
+            self.values,
         )
 
     def _has_entries_of(self, state: OptimizerState) -> bool:
@@ -110,6 +116,12 @@ class Plan:
             params, grads = self.active[group.members], step.grads[group.members]
             step.grads[group.members] = adapter.before_reduction(step, group, params, grads)
         step.grads = local_gradients(self.active, step.grads)
+
+
+def tensors_in(entries: Iterable[dict[str, Any] | None]) -> list[torch.Tensor]:
+    """All tensors in some entries of ``optimizer.state``, in order."""
+    values = chain.from_iterable(entry.values() for entry in entries if entry is not None)
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def same_groups(

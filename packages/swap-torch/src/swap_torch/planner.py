@@ -20,7 +20,8 @@ from swap_torch.adapter import (
     UpdateCall,
 )
 from swap_torch.device import AnyTorchDevice
-from swap_torch.plan import Lane, Plan
+from swap_torch.parts import calls_of_parts, part_sizes
+from swap_torch.plan import Lane, Plan, tensors_in
 from swap_torch.sharding import is_sharded, local_of
 from swap_torch.staging import PackedStaging, PerTensorStaging, Staging
 from swap_torch.states import OptimizerState, StateTable
@@ -71,15 +72,13 @@ class Planner:
         ]
         kernels = self._kernels(units)
         active = tuple(unit.param for unit in units)
-        entries = tuple(state[param] for param in active)
         tied = tied_units(units)
-        moving = {tied[unit.grad_index] for unit in units if unit.slots}
-        staying = [unit for unit in units if tied[unit.grad_index] not in moving]
-        lanes = [
-            self._lane(members, tied, kernels, state)
-            for members in self._by_device([u for u in units if tied[u.grad_index] in moving])
-        ]
+        moving, staying = self._divide(units, tied)
+        lanes = [self._lane(members, tied, kernels, state) for members in self._by_device(moving)]
         self._ledger.plans_built += 1
+        itself = self._adapter.steps_itself
+        entries = tuple(state.get(param) if itself else state[param] for param in active)
+        values = (value for entry in entries if entry is not None for value in entry.values())
         return Plan(
             group_params=tuple(tuple(members) for members in step.params),
             active=active,
@@ -87,12 +86,51 @@ class Planner:
                 ActiveGroup(index, kernels[index], _places(members))
                 for index, members in _by_group(units)
             ),
-            locals=tuple(map(local_of, active)) if any(map(is_sharded, active)) else (),
+            # An optimizer's own step takes whole parameters and gradients as they are.
+            locals=tuple(map(local_of, active))
+            if any(map(is_sharded, active)) and not itself
+            else (),
             entries=entries,
-            values=tuple(value for entry in entries for value in entry.values()),
-            staying=tuple(self._calls(staying, kernels, state, {})),
+            values=tuple(tensors_in(entries) if itself else values),
+            staying=tuple(self._staying_calls(staying, tied, kernels, state)),
             lanes=tuple(lanes),
+            tensors_only=itself,
         )
+
+    def _divide(
+        self, units: Sequence[TorchUnit], tied: Mapping[int, int]
+    ) -> tuple[list[TorchUnit], list[TorchUnit]]:
+        """Units that are updated in batches, and those that are updated beside them."""
+        if self._adapter.steps_itself:
+            # Updates of shards may communicate, so their order is the same in every process,
+            # although what swaps is not (a shard may be small, or empty): all are in batches.
+            with_states = {local_of(unit.param).device for unit in units if unit.slots}
+            moves = [local_of(unit.param).device in with_states for unit in units]
+        else:
+            moving = {tied[unit.grad_index] for unit in units if unit.slots}
+            moves = [tied[unit.grad_index] in moving for unit in units]
+        pairs = list(zip(units, moves, strict=True))
+        return [unit for unit, yes in pairs if yes], [unit for unit, yes in pairs if not yes]
+
+    def _staying_calls(
+        self,
+        units: Sequence[TorchUnit],
+        tied: Mapping[int, int],
+        kernels: Mapping[int, Kernel],
+        state: OptimizerState,
+    ) -> Iterator[UpdateCall]:
+        for part in self._parts(units, tied) if self._adapter.steps_itself else [units]:
+            yield from self._calls(part, kernels, state, {})
+
+    def _parts(
+        self, units: Sequence[TorchUnit], tied: Mapping[int, int]
+    ) -> list[Sequence[TorchUnit]]:
+        """Cut units into batches."""
+        sizes, joined = _sizes(units, tied)
+        if self._adapter.steps_itself:
+            sizes = part_sizes(self._adapter, units, sizes)
+        parts = partition(sizes, self._config.swap_times, joined=joined)
+        return [[units[i] for i in part] for part in parts]
 
     def forget(self) -> None:
         """Let go of device tensors of parameters that may have left the optimizer."""
@@ -120,13 +158,11 @@ class Planner:
         state: OptimizerState,
     ) -> Lane:
         device = self._states(units)[0].device
-        sizes, joined = _sizes(units, tied)
-        parts = partition(sizes, self._config.swap_times, joined=joined)
-        batches = [[units[i] for i in part] for part in parts]
+        batches = self._parts(units, tied)
         states = [self._states(batch) for batch in batches]
         bound = self._staging(device).bind(states)
         calls = tuple(
-            tuple(self._calls(batch, kernels, state, _by_shown(moved, views)))
+            tuple(self._calls(batch, kernels, state, dict(zip(moved, views, strict=True))))
             for batch, moved, views in zip(batches, states, bound.on_device, strict=True)
         )
         shown = tuple(
@@ -156,10 +192,14 @@ class Planner:
         units: Sequence[TorchUnit],
         kernels: Mapping[int, Kernel],
         state: OptimizerState,
-        on_device: Mapping[torch.Tensor, torch.Tensor],
+        views: Mapping[SwappedState, torch.Tensor],
     ) -> Iterator[UpdateCall]:
-        """Bind one call per group. ``on_device`` maps what ``state`` shows to what is computed."""
+        """Bind one call per group. ``views`` has the device tensors of states that move."""
+        if self._adapter.steps_itself:
+            yield from calls_of_parts(_by_group(units), kernels, self._table, views)
+            return
         groups = self._adapter.optimizer.param_groups
+        on_device = _by_shown(views)
         for index, members in _by_group(units):
             counters = self._adapter.counter_keys()
             keys = (*counters, *self._adapter.state_keys(groups[index]))
@@ -200,11 +240,9 @@ def _by_group(units: Sequence[TorchUnit]) -> Iterator[tuple[int, list[TorchUnit]
         yield index, list(members)
 
 
-def _by_shown(
-    states: Sequence[SwappedState], views: Sequence[torch.Tensor]
-) -> dict[torch.Tensor, torch.Tensor]:
+def _by_shown(views: Mapping[SwappedState, torch.Tensor]) -> dict[torch.Tensor, torch.Tensor]:
     """From what ``optimizer.state`` shows of each state to its device tensor."""
-    pairs = zip((state.shown for state in states), views, strict=True)
+    pairs = ((state.shown, view) for state, view in views.items())
     return {shown: view for shown, view in pairs if shown is not None}
 
 

@@ -110,7 +110,7 @@ class _Reader:
         if not isinstance(value, torch.Tensor):
             return value
         counter = key in self._adapter.counter_keys()
-        used = counter or key in self._adapter.state_keys(group)
+        used = counter or key in self._adapter.param_keys(unit.param, group)
         return LoadedState(unit, key, value, group, counter, used)
 
     def _places(
@@ -198,16 +198,17 @@ class _Reader:
     ) -> None:
         if not entry:
             return  # No gradient yet.
-        keys = self._adapter.state_keys(group)
-        missing = [key for key in (*self._adapter.counter_keys(), *keys) if key not in entry]
+        required = self._adapter.required_keys(param, group)
+        missing = [key for key in required if key not in entry]
         if missing:
             raise StateDictError(
                 f"load_state_dict: the state of {where} lacks {', '.join(map(repr, missing))}; it "
                 f"has {', '.join(map(repr, entry))}. A {self._adapter.supports()} with these "
                 f"options needs all of them, or no state for a parameter without a gradient yet."
             )
-        for key in keys:
-            self._check_state(param, f"{key} of {where}", entry[key])
+        for key in self._adapter.param_keys(param, group):
+            if key in required or entry.get(key) is not None:
+                self._check_state(param, key, f"{key} of {where}", entry[key])
         for key in self._adapter.counter_keys():
             value = entry[key]
             single = isinstance(value, torch.Tensor) and local_of(value).numel() == 1
@@ -217,19 +218,22 @@ class _Reader:
                     f"element, or a number, is accepted."
                 )
 
-    def _check_state(self, param: torch.Tensor, what: str, value: object) -> None:
-        wanted = f"a dense tensor of shape {tuple(param.shape)}"
+    def _check_state(self, param: torch.Tensor, key: str, what: str, value: object) -> None:
+        like = self._adapter.template(param, key) if self._adapter.steps_itself else param
+        wanted = f"a dense tensor of shape {tuple(like.shape)}"
         if not isinstance(value, torch.Tensor) or local_of(value).layout is not torch.strided:
             raise StateDictError(
                 f"load_state_dict: {what} is {_what(value)}; {wanted} is accepted."
             )
-        local, own = local_of(value), local_of(param)
-        if is_sharded(value) and value.shape != param.shape:
+        local, own = local_of(value), local_of(like)
+        if is_sharded(value) and value.shape != like.shape:
             raise StateDictError(
                 f"load_state_dict: {what} has the global shape {tuple(value.shape)}; {wanted} is "
                 f"accepted. Are the parameters in the order in which they were saved?"
             )
-        if local.shape != own.shape:
+        # Its own step takes states in any placement; kernels on shards want the parameter's.
+        placed_freely = is_sharded(value) and self._adapter.steps_itself
+        if local.shape != own.shape and not placed_freely:
             hint = (
                 "The parameter is sharded: load through torch.distributed.checkpoint "
                 "(set_optimizer_state_dict), which cuts states as parameters are cut."

@@ -17,10 +17,19 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from itertools import chain
 from operator import attrgetter, is_
+from typing import Any
 
 import torch
 
-__all__ = ["is_sharded", "local_gradients", "local_of", "locals_of", "placed_alike", "wrap_like"]
+__all__ = [
+    "is_sharded",
+    "largest_shard",
+    "local_gradients",
+    "local_of",
+    "locals_of",
+    "placed_alike",
+    "wrap_like",
+]
 
 _HYPER_NAMES = {
     "hyper_parallel.core.dtensor.dtensor.DTensor",
@@ -79,6 +88,18 @@ def locals_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     if _all_dtensors(tensors):
         return list(map(_LOCAL, tensors))
     return list(map(local_of, tensors))
+
+
+def largest_shard(tensor: torch.Tensor) -> torch.Size:
+    """The shape of the largest shard that a process has; the same answer in every process."""
+    if _wrapper_of(type(tensor)) is not _Wrapper.DTENSOR:
+        return local_of(tensor).shape
+    shape = list(tensor.shape)
+    mesh: Any = tensor.device_mesh  # type: ignore[attr-defined]
+    for dimension, placement in enumerate(tensor.placements):  # type: ignore[attr-defined]
+        if not placement.is_replicate() and not placement.is_partial():
+            shape[placement.dim] = -(-shape[placement.dim] // mesh.size(dimension))
+    return torch.Size(shape)
 
 
 def _all_dtensors(tensors: Iterable[torch.Tensor]) -> bool:

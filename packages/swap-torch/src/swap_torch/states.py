@@ -89,7 +89,7 @@ class StateTable:
                 shown = home.show(candidate.like, state_exists=True)
                 state[candidate.unit.param][candidate.key] = shown
         for unit in units:
-            if not state.get(unit.param):
+            if not state.get(unit.param) and not self._adapter.steps_itself:
                 state[unit.param].update(self._newborn(unit, homes))
         self._gather_counters(units, state)
         self.homes.settle(homes)
@@ -169,6 +169,8 @@ class StateTable:
                 yield _nbytes(like)
 
     def _gather_counters(self, units: Iterable[TorchUnit], state: OptimizerState) -> None:
+        if self._adapter.steps_itself:
+            return  # It replaces counters as it likes.
         keys = self._adapter.counter_keys()
         if self.counters.gather([state[unit.param] for unit in units], keys):
             every = [state[unit.param] for unit in self._all_units() if state.get(unit.param)]
@@ -192,7 +194,7 @@ class StateTable:
 
     def stay_reason(self, unit: TorchUnit, key: str) -> StayReason | None:
         """Why a state that does not exist yet would stay on the device."""
-        return self._reason(unit, key, self._adapter.template(unit.param), exists=False)
+        return self._reason(unit, key, self._adapter.template(unit.param, key), exists=False)
 
     # Which states need a home.
 
@@ -204,7 +206,7 @@ class StateTable:
                 if known is not None and current is known.shown:
                     continue
                 exists = current is not None
-                like = self._adapter.template(unit.param) if current is None else current
+                like = self._adapter.template(unit.param, key) if current is None else current
                 if self._reason(unit, key, like, exists=exists, shared=shared) is None:
                     yield Candidate(unit, key, like, exists, self._device(unit))
                 elif known is not None:
@@ -222,11 +224,11 @@ class StateTable:
         """Each tensor state that is there, or will be born now (None)."""
         group = self._adapter.optimizer.param_groups[unit.adapter_index]
         entry = state.get(unit.param)
-        for key in self._adapter.state_keys(group):
-            if not entry:
-                yield key, None
-            elif isinstance(entry.get(key), torch.Tensor):
+        for key in self._adapter.param_keys(unit.param, group):
+            if entry and isinstance(entry.get(key), torch.Tensor):
                 yield key, entry[key]
+            elif not entry or self._adapter.steps_itself:
+                yield key, None
 
     def _reason(
         self,
@@ -289,9 +291,9 @@ class StateTable:
     def _newborn(self, unit: TorchUnit, homes: Homes) -> dict[str, Any]:
         """All states of a parameter that is updated for the first time, zeros, in native order."""
         group = self._adapter.optimizer.param_groups[unit.adapter_index]
-        like = self._adapter.template(unit.param)
         entry = self._adapter.new_counters(unit.param, group)
         for key in self._adapter.state_keys(group):
+            like = self._adapter.template(unit.param, key)
             home = homes.get((unit.param, key))
             if home is None:
                 entry[key] = torch.zeros_like(like, memory_format=torch.preserve_format)
@@ -321,7 +323,7 @@ class StateTable:
         current: torch.Tensor | None,
         shared: set[int],
     ) -> StateReport:
-        like = self._adapter.template(unit.param) if current is None else current
+        like = self._adapter.template(unit.param, key) if current is None else current
         known = self.swapped(unit.param).get(key)
         swaps = known is not None and current is known.shown
         reason = self._reason(unit, key, like, exists=current is not None, shared=shared)

@@ -6,6 +6,7 @@ from swap_testkit.torch.scenarios import (
     context_parallel,
     data_parallel,
     expert_parallel,
+    muon,
     pipeline_parallel,
     tensor_parallel,
 )
@@ -20,6 +21,7 @@ _MODULES = (
     pipeline_parallel,
     expert_parallel,
     context_parallel,
+    muon,
 )
 
 SCENARIOS = {scenario.name: scenario for module in _MODULES for scenario in module.SCENARIOS}

@@ -42,11 +42,46 @@ def _hyper_adamw(params: ParamsT) -> torch.optim.Optimizer:
     return optimizer
 
 
+def _sgd(params: ParamsT) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=1e-2, momentum=0.9, weight_decay=0.01)
+
+
+def _nadam(params: ParamsT) -> torch.optim.Optimizer:
+    return torch.optim.NAdam(params, lr=1e-2, weight_decay=0.01)
+
+
+def _radam(params: ParamsT) -> torch.optim.Optimizer:
+    return torch.optim.RAdam(params, lr=1e-2)
+
+
+def _adagrad(params: ParamsT) -> torch.optim.Optimizer:
+    return torch.optim.Adagrad(params, lr=1e-2, initial_accumulator_value=0.1)
+
+
+def _rmsprop(params: ParamsT) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(params, lr=1e-3, momentum=0.9, centered=True)
+
+
+def _adamax(params: ParamsT) -> torch.optim.Optimizer:
+    return torch.optim.Adamax(params, lr=1e-2)
+
+
+def _adafactor(params: ParamsT) -> torch.optim.Optimizer:
+    return torch.optim.Adafactor(params, lr=1e-2)
+
+
 OPTIMIZERS: dict[str, OptimizerFactory] = {
     "adam": _adam,
     "adam-amsgrad": _adam_amsgrad,
     "adamw": _adamw,
     "adamw-fused": _adamw_fused,
     "hyper-adamw": _hyper_adamw,
+    "sgd": _sgd,
+    "nadam": _nadam,
+    "radam": _radam,
+    "adagrad": _adagrad,
+    "rmsprop": _rmsprop,
+    "adamax": _adamax,
+    "adafactor": _adafactor,
 }
 """Factories, by name."""

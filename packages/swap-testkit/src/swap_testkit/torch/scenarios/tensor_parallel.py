@@ -25,7 +25,7 @@ from swap_testkit.torch.parallel import Place
 from swap_testkit.torch.scenarios.base import LmTrainer, Scenario
 from swap_testkit.torch.trainer import OptimizerFactory, Trainer
 
-__all__ = ["SCENARIOS", "shard_tensors"]
+__all__ = ["SCENARIOS", "for_loop", "shard_tensors"]
 
 
 def shard_tensors(model: Transformer, mesh: DeviceMesh, *, sequence: bool) -> None:
@@ -81,10 +81,10 @@ def _tensor(sequence: bool, place: Place, optimizer: OptimizerFactory) -> Traine
     if sequence:
         return LmTrainer(model, optimizer, place)
     # Global norms of DTensors and plain tensors together are beyond clip_grad_norm_.
-    return LmTrainer(model, _for_loop(optimizer), place, clip_norm=None)
+    return LmTrainer(model, for_loop(optimizer), place, clip_norm=None)
 
 
-def _for_loop(optimizer: OptimizerFactory) -> OptimizerFactory:
+def for_loop(optimizer: OptimizerFactory) -> OptimizerFactory:
     """Without foreach, the default on accelerators: it refuses DTensors beside plain tensors."""
 
     def make(params: ParamsT) -> torch.optim.Optimizer:
@@ -113,7 +113,7 @@ def _two_meshes(place: Place, optimizer: OptimizerFactory) -> Trainer:
     halves = place.mesh(2, place.world // 2, names=("half", "tensor"))
     for block, mesh in zip(model.blocks, (whole, halves["tensor"]), strict=True):
         _shard_block(block, mesh)
-    return LmTrainer(model, _for_loop(optimizer), place, clip_norm=None)
+    return LmTrainer(model, for_loop(optimizer), place, clip_norm=None)
 
 
 def _shard_block(block: nn.Module, mesh: DeviceMesh) -> None:

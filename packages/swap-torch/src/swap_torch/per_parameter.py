@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any optimizer that updates each parameter by itself: its own ``step``, batch by batch.
+
+[Note: its own step]
+Each batch is updated by the optimizer's own ``step``, called on a stand-in: an object of the
+optimizer's class that has its attributes and one of its groups, with the batch's parameters only
+and their states on the device. So results are native ones, whatever the optimizer computes, as long
+as no parameter's update depends on another parameter.
+
+States are made by the optimizer too, in the first batch that updates their parameter: they are
+copied into the batch's device memory after the update, and stored with it. What the adapter says of
+new states decides where they will live; if it is wrong, the state is on the device until the next
+update.
+
+What ``step`` changes in a group or in the optimizer itself, such as a counter, is seen by no other
+batch of the same update, and kept once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch.optim import Optimizer
+
+from swap_core import (
+    SwapInternalError,
+    SwapOptimizerConfig,
+    UnknownStateKeyError,
+    UnsupportedOptimizerError,
+    UnsupportedOptionError,
+)
+from swap_torch.adapter import Group, Kernel, TorchStep, TorchSwapAdapter, UpdateCall
+from swap_torch.matching import steps_as
+from swap_torch.optimizer import TorchSwapOptimizer
+from swap_torch.parts import Member, PartCall
+from swap_torch.states import OptimizerState
+
+__all__ = ["PerParameterAdapter"]
+
+_MISSING = object()
+_NOT_SHARED = {"state", "param_groups", "step", "_swap"}
+"""Attributes of the optimizer that a stand-in does not get: it has its own, or none."""
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+@dataclass(slots=True)
+class _PartStep(TorchStep):
+    """What one call of ``step()`` works on, as it was when it began."""
+
+    groups: list[Group] = field(default_factory=list)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    made: dict[tuple[object, str], Any] = field(default_factory=dict)
+    """What calls changed, by the group's index (None: the optimizer itself) and key."""
+    stepped: set[int] = field(default_factory=set)
+    """Groups of which at least one part was updated."""
+
+
+class PerParameterAdapter(TorchSwapAdapter):
+    """Base of adapters for optimizers that update each parameter by itself.
+
+    A subclass says which optimizer it is for and which states that has::
+
+        class LionAdapter(PerParameterAdapter):
+            optimizer_class = Lion
+            state_names = ("exp_avg",)
+
+    and is given to ``swap_optimizer(optimizer, adapter=LionAdapter)`` or registered as the entry
+    point ``torch.lion`` of the group ``swap_core.adapters``. See docs/adapters.md, and
+    :mod:`swap_testkit.torch.laws` for the tests that it must pass.
+
+    The optimizer keeps its states in ``self.state[param]``, a dict for each parameter, reads
+    gradients from ``param.grad``, and finds everything else in its groups and attributes.
+    """
+
+    steps_itself = True
+
+    optimizer_class: ClassVar[type[Optimizer]]
+    """The class, matched together with subclasses that do not override ``step``."""
+    state_names: ClassVar[tuple[str, ...]]
+    """Names of the states that may swap: those of the size of a parameter. All others (counters,
+    numbers, None) stay as the optimizer makes them."""
+    counter_names: ClassVar[tuple[str, ...]] = ()
+    """Names of states that every parameter has and that never swap, mostly ``("step",)``."""
+    made_at_once: ClassVar[bool] = True
+    """Whether a parameter that has any state has all of them."""
+    refused_options: ClassVar[Mapping[str, str]] = {
+        "capturable": "set capturable=False: a captured graph cannot hold the copies from host "
+        "memory",
+        "differentiable": "set differentiable=False: states that move cannot carry gradients",
+    }
+    """Options of groups that must not be true, and what to use instead."""
+
+    # For subclasses that know more.
+
+    def state_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """Which of ``state_names`` parameters of ``group`` have, with its options."""
+        return self.state_names
+
+    def template(self, param: torch.Tensor, key: str) -> torch.Tensor:
+        """A tensor with the dtype, shape and strides that a new state ``key`` will have.
+
+        Only looked at; may be on the meta device. Default: ``param``.
+        """
+        return param
+
+    def same_for_all(self, group: Mapping[str, Any], kernel: Kernel) -> Mapping[str, Any]:
+        """Options that every part of a group is updated with, in place of the group's own."""
+        return {}
+
+    # Finding and checking.
+
+    @classmethod
+    def supports(cls) -> str:
+        """The class's name for messages."""
+        kind = cls.optimizer_class
+        public = "torch.optim" if kind.__module__.startswith("torch.optim.") else kind.__module__
+        return f"{public}.{kind.__qualname__}"
+
+    @classmethod
+    def matches(cls, optimizer: object) -> bool:
+        """Objects of ``optimizer_class``, and of subclasses with the same step."""
+        return isinstance(optimizer, cls.optimizer_class) and steps_as(
+            optimizer, cls.optimizer_class
+        )
+
+    def validate(self, config: SwapOptimizerConfig) -> None:
+        """Refuse a config or a parameter group that does not fit this optimizer."""
+        if not isinstance(self.optimizer, self.optimizer_class):
+            raise UnsupportedOptimizerError(
+                f"swap_optimizer: {type(self).__qualname__} is for {self.supports()}, and the "
+                f"optimizer is a {type(self.optimizer).__qualname__}."
+            )
+        if config.include_master_params:
+            raise UnsupportedOptionError(
+                f"swap_optimizer: include_master_params=True is for MindFormers AdamW, which owns "
+                f"fp32 master parameters; {self.supports()} has none. Leave it False."
+            )
+        for index, group in enumerate(self.optimizer.param_groups):
+            self.validate_group(group, f"param group {index}")
+        groups = self.optimizer.param_groups
+        have = tuple(dict.fromkeys(key for group in groups for key in self.state_keys(group)))
+        for key in config.state_keys or ():
+            if key not in have:
+                raise UnknownStateKeyError(
+                    f"swap_optimizer: state_keys names {key!r}, which this {self.supports()} does "
+                    f"not have. It has: {', '.join(have) or 'none with these options'}."
+                )
+
+    def validate_group(self, group: Mapping[str, Any], where: str) -> None:
+        """Refuse options whose update cannot run batch by batch."""
+        for option, instead in self.refused_options.items():
+            if group.get(option):
+                raise UnsupportedOptionError(
+                    f"swap_optimizer: {self.supports()} with {option}={group[option]} in {where} "
+                    f"is not supported; {instead}."
+                )
+
+    # What the engine asks.
+
+    def counter_keys(self) -> tuple[str, ...]:
+        """``counter_names``."""
+        return self.counter_names
+
+    def required_keys(self, param: torch.Tensor, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """All keys, unless some may come later than others."""
+        return super().required_keys(param, group) if self.made_at_once else ()
+
+    def new_counters(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        """None: the optimizer makes them."""
+        return {}
+
+    def check_newborn(self, param: torch.Tensor, group: Mapping[str, Any]) -> None:
+        """Nothing, unless a subclass knows what native refuses."""
+
+    def kernel(self, group: Mapping[str, Any], params: Sequence[torch.Tensor]) -> Kernel:
+        """Of no meaning here: the optimizer's own step chooses."""
+        return Kernel(fused=False, foreach=True, has_complex=False)
+
+    def plan_options(self, group: Mapping[str, Any]) -> object:
+        """Which states there are, and what is refused."""
+        options = (*self.refused_options, "foreach", "fused")
+        return self.state_keys(group), *(bool(group.get(option)) for option in options)
+
+    def begin_group(self, group: Group) -> None:
+        """Nothing: the optimizer's own step does."""
+
+    # The update.
+
+    def prepare_step(self) -> TorchStep:
+        """Collect the gradients, and remember groups and attributes as they are."""
+        step = super().prepare_step()
+        optimizer = self.optimizer
+        return _PartStep(
+            params=step.params,
+            masks=step.masks,
+            options=step.options,
+            grads=step.grads,
+            groups=[dict(group) for group in optimizer.param_groups],
+            attributes={k: v for k, v in vars(optimizer).items() if k not in _NOT_SHARED},
+        )
+
+    def step_batch(self, step: TorchStep, call: UpdateCall) -> None:
+        """Run the optimizer's own step on the parameters of ``call``."""
+        if not isinstance(step, _PartStep) or not isinstance(call, PartCall):
+            raise SwapInternalError(f"{type(self).__qualname__} was given {call!r}")
+        options = self.same_for_all(step.groups[call.group_index], call.kernel)
+        self._step_part(step, call.group_index, call.members, options)
+
+    def finish_step(self, step: TorchStep) -> None:
+        """Run it for groups without gradients too: some count steps nevertheless."""
+        if not isinstance(step, _PartStep):
+            raise SwapInternalError(f"{type(self).__qualname__} was given {step!r}")
+        for index in range(len(step.groups)):
+            if index not in step.stepped:
+                members = [Member(param, {}) for param in step.params[index]]
+                self._step_part(step, index, members, {})
+
+    def _step_part(
+        self, step: _PartStep, index: int, members: Sequence[Member], same: Mapping[str, Any]
+    ) -> None:
+        """Step a stand-in for the optimizer; see [Note: its own step]."""
+        optimizer = self.optimizer
+        state: OptimizerState = vars(optimizer)["state"]
+        given = {member.param: member.given(state) for member in members}
+        kind = _native_class(optimizer)
+        stand_in = kind.__new__(kind)
+        attributes = step.attributes | {hooks: OrderedDict() for hooks in _HOOKS}
+        group = {**step.groups[index], **same, "params": [member.param for member in members]}
+        entries: OptimizerState = defaultdict(
+            dict, {param: dict(entry) for param, entry in given.items() if entry is not None}
+        )
+        vars(stand_in).update(attributes, param_groups=[group], state=entries)
+        step.stepped.add(index)
+        try:
+            _bare_step(kind)(stand_in)
+        finally:
+            for member in members:
+                _take_entry(member, given[member.param] or {}, entries, state)
+            seen = {*_NOT_SHARED, *_HOOKS}
+            changed = _changes(attributes, vars(stand_in), seen)
+            self._keep(step, None, changed, vars(optimizer))
+            changed = _changes(step.groups[index], group, {"params", *same})
+            self._keep(step, index, changed, optimizer.param_groups[index])
+
+    def _keep(
+        self,
+        step: _PartStep,
+        where: int | None,
+        changed: Mapping[str, object],
+        owner: dict[str, Any],
+    ) -> None:
+        """Keep what the first call changed; later ones of the same step must agree."""
+        for key, value in changed.items():
+            first = step.made.setdefault((where, key), value)
+            if first is value:
+                owner[key] = value
+            elif not _agree(first, value):
+                what = "the optimizer's attribute" if where is None else f"group {where}'s"
+                raise UnsupportedOptimizerError(
+                    f"{self.supports()} made of {what} {key!r} {first!r} in one batch and "
+                    f"{value!r} in another, of the same update: it depends on all parameters, so "
+                    f"this optimizer cannot be updated batch by batch. Parameters of this update "
+                    f"may be wrong; go on from a checkpoint, without swapping."
+                )
+
+
+def _native_class(optimizer: Optimizer) -> type[Optimizer]:
+    """The optimizer's class without swapping."""
+    if isinstance(optimizer, TorchSwapOptimizer):
+        return optimizer._swap_base
+    return type(optimizer)
+
+
+def _bare_step(kind: type[Optimizer]) -> Callable[[Optimizer], object]:
+    """The class's step without the wrapper that calls hooks."""
+    step: Any = kind.step
+    while vars(step).get("hooked", False):
+        step = step.__wrapped__
+    bare: Callable[[Optimizer], object] = step
+    return bare
+
+
+def _take_entry(
+    member: Member, given: Mapping[str, Any], entries: OptimizerState, state: OptimizerState
+) -> None:
+    """Take over what a stand-in made of a parameter's entry in ``optimizer.state``."""
+    made = entries.get(member.param)
+    if made is None:
+        return
+    entry = state.setdefault(member.param, {})
+    for key, value in made.items():
+        if value is not given.get(key, _MISSING):
+            place = member.places.get(key)
+            entry[key] = value if place is None else place.take(value)
+    for key in given.keys() - made.keys():
+        entry.pop(key, None)
+
+
+def _changes(
+    before: Mapping[str, Any], after: Mapping[str, Any], but: set[str]
+) -> dict[str, object]:
+    return {
+        key: value
+        for key, value in after.items()
+        if key not in but and value is not before.get(key, _MISSING)
+    }
+
+
+def _agree(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        # Comparing tensors of a device would wait for it.
+        return one.device.type != "cpu" or torch.equal(one, other)
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return False
+    return bool(one == other)
