@@ -411,6 +411,20 @@ def test_a_checkpoint_is_not_loaded_between_updates_and_step(trusted: Any) -> No
     optimizer.load_state_dict(saved)
 
 
+@OVERLAPS
+def test_states_put_in_place_between_updates_and_step_update_nothing_twice(trusted: Any) -> None:
+    net, optimizer = make({"overlap_backward": trusted})
+    for number in range(3):
+        plain(net, optimizer, number)
+    entry = optimizer.state[net.layers[0].weight]
+    plain(net, optimizer, 3)  # nobody looked since
+    optimizer.zero_grad()
+    backward(net, 4)
+    entry["exp_avg"] = entry["exp_avg"].clone()
+    optimizer.step()
+    assert {entry["step"].item() for entry in optimizer.state.values()} == {5.0}
+
+
 def test_a_skipped_step_updates_what_the_backward_pass_left_only_when_it_is_made() -> None:
     net, optimizer = make({"overlap_backward": True})
     for number in range(3):
@@ -448,3 +462,17 @@ def test_copies_are_independent(way: str) -> None:
         plain(net, optimizer, number)
         plain(net2, optimizer2, number)
     assert_same_bits(optimizer, optimizer2)
+
+
+@pytest.mark.parametrize("way", ["prefetch", "budget"])
+def test_optimizers_that_run_their_own_step_load_ahead_too(way: str) -> None:
+    fields: dict[str, Any] = {"prefetch": "backward"}
+    if way == "budget":
+        fields["device_budget"] = 0.4
+    both(fields, 5, kind=torch.optim.NAdam)
+
+
+@pytest.mark.parametrize("way", ["zigzag", "overlap"])
+def test_optimizers_that_run_their_own_step_keep_their_order(way: str) -> None:
+    with pytest.raises(ValueError, match=r"changes the order of .* NAdam may not"):
+        make(WAYS[way], torch.optim.NAdam)

@@ -110,16 +110,16 @@ class SwapEngine:
             self._in_backward.check()
         step = self.adapter.prepare_step()
         if step.grads:
-            whole = step
+            whole = step.masks
             if self._in_backward is not None:
-                step = self._in_backward.rest_of(step)
+                step = self._in_backward.rest_of(step, state)
             self._phases.resume(state)
             self._follow_moves(state)
             if step.grads:
                 plan = self._plan(step, state)
                 plan.localize(step, self.adapter)
                 self._runner.run(step, plan)
-            if step is whole:
+            if step.masks == whole:
                 self._expect_another(plan, step)
             elif self._in_backward is not None:
                 self._in_backward.gradients_dropped()

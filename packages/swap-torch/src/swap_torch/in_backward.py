@@ -12,6 +12,7 @@ is changed. Later updates compare objects and version counters, which costs next
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, final
 from weakref import WeakMethod, ref
 
@@ -25,6 +26,7 @@ from swap_torch.gradients import SeenGradient, first_changed
 from swap_torch.plan import Lane, Plan
 from swap_torch.runner import Runner
 from swap_torch.sharding import locals_of, placed_alike
+from swap_torch.states import OptimizerState
 
 __all__ = ["BackwardUpdates"]
 
@@ -126,12 +128,8 @@ class BackwardUpdates:
         if plan is None or latest is None or may_begin is None or self._updated:
             return False
         groups = self._adapter.optimizer.param_groups
-        step = TorchStep(
-            params=[group["params"] for group in groups],
-            masks=latest.masks,
-            options=tuple(map(self._adapter.plan_options, groups)),
-            grads=[torch.empty(0)] * len(plan.active),
-        )
+        step = self._adapter.prepare_step()
+        step.masks, step.grads = latest.masks, [torch.empty(0)] * len(plan.active)
         if step.options != latest.options or not may_begin(plan, step):
             return False
         self._runner.begin(plan, backwards=True)
@@ -214,22 +212,31 @@ class BackwardUpdates:
                 f"parameters stay updated. Go on from a checkpoint, with overlap_backward=False."
             )
 
-    def rest_of(self, step: TorchStep) -> TorchStep:
+    def rest_of(self, step: TorchStep, state: OptimizerState) -> TorchStep:
         """What is left to do in ``step()``.
 
+        Args:
+            step: Of all parameters, as :meth:`TorchSwapAdapter.prepare_step` made it.
+            state: ``optimizer.state``.
+
         Returns:
-            ``step`` if the update that began goes on as planned or nothing was done; else a step
-            without the parameters that are updated.
+            ``step`` if nothing was done; else what began: as planned, or without the parameters
+            that are updated.
         """
         begun, plan = self._begun, self._plan
         if begun is None:
             return step
-        step.groups_begun, step.decayed = begun.groups_begun, begun.decayed
-        goes_on = plan is not None and all(lane.pipeline.begun for lane in plan.lanes)
-        if goes_on and (step.masks, step.options) == (begun.masks, begun.options):
-            return step
+        if (
+            plan is not None
+            and all(lane.pipeline.begun for lane in plan.lanes)
+            and (step.masks, step.options) == (begun.masks, begun.options)
+            and plan.fits(step, state)
+        ):
+            begun.grads = step.grads
+            return begun
         self._runner.bring_home()
-        return _without(step, self._updated)
+        begun.masks, begun.options, begun.grads = step.masks, step.options, step.grads
+        return _without(begun, self._updated)
 
     def gradients_dropped(self) -> None:
         """Give up an update that began: its gradients are gone."""
@@ -312,11 +319,4 @@ def _without(step: TorchStep, done: set[torch.Tensor]) -> TorchStep:
             if wanted and grad is not None:
                 kept.append(grad)
         masks.append(tuple(left))
-    return TorchStep(
-        params=step.params,
-        masks=tuple(masks),
-        options=step.options,
-        grads=kept,
-        groups_begun=step.groups_begun,
-        decayed=step.decayed,
-    )
+    return replace(step, masks=tuple(masks), grads=kept)

@@ -139,6 +139,14 @@ class PerParameterAdapter(TorchSwapAdapter):
                 f"swap_optimizer: include_master_params=True is for MindFormers AdamW, which owns "
                 f"fp32 master parameters; {self.supports()} has none. Leave it False."
             )
+        for schedule in ("overlap_backward", "zigzag"):
+            # Updates of shards may communicate, so their order is that of the parameters.
+            if value := getattr(config, schedule):
+                raise UnsupportedOptionError(
+                    f"swap_optimizer: {schedule}={value!r} changes the order of updates, which "
+                    f"{self.supports()} may not: its own step runs, and may communicate. Leave it "
+                    f"False; prefetch='backward' is possible."
+                )
         for index, group in enumerate(self.optimizer.param_groups):
             self.validate_group(group, f"param group {index}")
         groups = self.optimizer.param_groups

@@ -99,6 +99,7 @@ class Runner:
         meanwhile = staying
         for lane in plan.lanes:
             device, main = lane.device, lane.device.compute_stream()
+            self._main[device.torch_device] = main
             if self._aside:
                 self._follow(device, main)
                 with device.as_current(device.update_stream):
@@ -106,7 +107,6 @@ class Runner:
                 self._follow(device, device.update_stream, main)
             else:
                 self._run_lane(step, lane, meanwhile)
-            self._main[device.torch_device] = main
             meanwhile = _nothing
         self._ahead.clear()
         self._open, self._aside = (plan if self._zigzag else None), False

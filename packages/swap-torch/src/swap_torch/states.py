@@ -163,8 +163,8 @@ class StateTable:
         """Bytes of each state of a parameter that could swap, as if it were new."""
         group = self._adapter.optimizer.param_groups[unit.adapter_index]
         param = local_of(unit.param)
-        for key in self._adapter.state_keys(group):
-            like = local_of(self._adapter.template(unit.param))
+        for key in self._adapter.param_keys(unit.param, group):
+            like = local_of(self._adapter.template(unit.param, key))
             if self._eligibility.stay_reason(key, param, like, exists=False) is None:
                 yield _nbytes(like)
 
