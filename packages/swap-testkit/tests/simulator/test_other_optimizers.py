@@ -35,8 +35,10 @@ KINDS: dict[str, tuple[type[optim.Optimizer], dict[str, Any]]] = {
 class Twins:
     """A native optimizer and its swapped twin on the simulated accelerator."""
 
-    def __init__(self, kind: str, *, packed: bool = True, before: int = 0) -> None:
-        self.native, self.swapped = (make(kind) for _ in range(2))
+    def __init__(
+        self, kind: str, *, packed: bool = True, before: int = 0, shapes: Any = MATRICES
+    ) -> None:
+        self.native, self.swapped = (make(kind, shapes) for _ in range(2))
         self.steps = 0
         for _ in range(before):
             self.step()
@@ -57,11 +59,11 @@ class Twins:
         self.swapped.step()
 
 
-def make(kind: str) -> optim.Optimizer:
+def make(kind: str, shapes: Any) -> optim.Optimizer:
     optimizer_class, options = KINDS[kind]
     generator = torch.Generator().manual_seed(0)
     params = [
-        torch.nn.Parameter(torch.randn(shape, generator=generator).to(DEVICE)) for shape in MATRICES
+        torch.nn.Parameter(torch.randn(shape, generator=generator).to(DEVICE)) for shape in shapes
     ]
     return optimizer_class(params, lr=0.01, **options)  # type: ignore[call-arg]
 
