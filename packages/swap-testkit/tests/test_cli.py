@@ -97,7 +97,7 @@ def test_a_difference_exits_with_1_and_is_told(
     ("arguments", "words"),
     [
         (["--scenario", "fdsp"], ("'fdsp' is unknown", "fsdp")),
-        (["--scenario", "fsdp", "--optimizer", "sgd"], ("'sgd' is unknown", "adamw")),
+        (["--scenario", "fsdp", "--optimizer", "sdg"], ("'sdg' is unknown", "adamw")),
         (["--scenario", "single", "--swap-times", "0"], ("swap_times=0", "integer >= 1")),
         (["--builder", "no_colon"], ("'no_colon'", "package.module:function")),
     ],

@@ -431,6 +431,33 @@ def test_a_template_that_is_wrong_costs_memory_for_one_step_only() -> None:
     assert in_host_memory == [False, True, True]
 
 
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW])
+def test_states_that_the_user_throws_away_are_born_in_host_memory_again(
+    kind: Callable[..., Optimizer], held: bool
+) -> None:
+    options = {"momentum": 0.9} if kind is optim.SGD else {}
+    native, swapped = (kind(parameters(), lr=0.1, **options) for _ in range(2))
+    swap_optimizer(swapped, CONFIG, device=CpuAsDevice())
+    assert isinstance(swapped, TorchSwapOptimizer)
+    old: list[Any] = []
+    for step in range(4):
+        for optimizer in (native, swapped):
+            if step == 2:
+                old += [dict(entry) for entry in swapped.state.values()] if held else []
+                optimizer.state.clear()
+            give_gradients(optimizer, step)
+            optimizer.step()
+        assert_same_bits(native, swapped)
+        shown = swapped._swap._table.homes.by_shown()
+        keys = ("momentum_buffer", "exp_avg", "exp_avg_sq")
+        entries = swapped.state.values()
+        assert all(id(e[key]) in shown for e in entries for key in keys if key in e), step
+        if step == 2:
+            kept = [value.clone() for entry in old for value in entry.values()]
+    assert all(map(torch.equal, kept, (v for entry in old for v in entry.values())))
+
+
 def test_names_of_states_that_are_refused_come_with_those_that_are_there() -> None:
     for optimizer, has in (
         (optim.RMSprop(parameters(), momentum=0.9), "square_avg, momentum_buffer"),

@@ -152,6 +152,8 @@ def test_dtensor_and_fsdp2(nproc: int) -> None:
         ("tp", 2),
         ("tp-sp", 2),
         ("pp-1f1b", 2),
+        ("muon-fsdp-uneven", 2),
+        ("muon-tp", 2),
     ],
 )
 def test_a_scenario_is_aligned(scenario: str, nproc: int) -> None:

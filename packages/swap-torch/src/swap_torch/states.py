@@ -203,7 +203,7 @@ class StateTable:
         for unit in units:
             for key, current in self._states_of(unit, state):
                 known = self.swapped(unit.param).get(key)
-                if known is not None and current is known.shown:
+                if current is not None and known is not None and current is known.shown:
                     continue
                 exists = current is not None
                 like = self._adapter.template(unit.param, key) if current is None else current

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -88,12 +89,19 @@ def _tensors(trainer: Trainer) -> Iterator[tuple[str, torch.Tensor | int | float
     names = {param: name for name, param in trainer.named_parameters().items()}
     for number, optimizer in enumerate(trainer.optimizers):
         for index, group in enumerate(optimizer.param_groups):
-            if "step" in group:
-                yield f"step of group {index} of optimizer {number}", group["step"]
+            for key, option in group.items():
+                # What updates change, such as a step that is the group's.
+                if option is not optimizer.defaults.get(key) and _is_value(option):
+                    yield f"{key} of group {index} of optimizer {number}", option
             for param in group["params"]:
                 yield names[param], param
                 for key, value in optimizer.state.get(param, {}).items():
-                    yield f"{key} of {names[param]}", value
+                    if _is_value(value):
+                        yield f"{key} of {names[param]}", value
+
+
+def _is_value(value: object) -> TypeGuard[torch.Tensor | int | float]:
+    return isinstance(value, (torch.Tensor, int, float))
 
 
 def _time_steps(optimizer: torch.optim.Optimizer) -> list[float]:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from swap_testkit.torch.model import ModelShape, Transformer, unit_initialised
 from swap_testkit.torch.parallel import Parallel, Place, parallelize
 from swap_testkit.torch.scenarios.base import LmTrainer, Scenario
+from swap_testkit.torch.scenarios.optimizers import OPTIMIZERS
 from swap_testkit.torch.trainer import OptimizerFactory, Trainer
 from swap_torch.sharding import local_of
 
@@ -147,10 +148,15 @@ def _scenario(name: str, about: str, worlds: tuple[int, ...], kind: _Kind) -> Sc
         # The first step has no plan yet, the second is watched.
         optimizers = ("adam", "adamw", "adamw-fused")
         return replace(scenario, schedules=_SCHEDULES, least_steps=4, optimizers=optimizers)
-    if worlds != (1,):
-        return scenario
-    # One process is cheap, so it also runs what makes no difference to sharding.
-    return replace(scenario, optimizers=(*scenario.optimizers, "adam-amsgrad"))
+    more: tuple[str, ...] = ()
+    if worlds == (1,):
+        # One process is cheap, so it also runs what makes no difference to sharding.
+        more = ("adam-amsgrad",)
+    if name == "single":
+        more = tuple(name for name in OPTIMIZERS if name not in scenario.optimizers)
+    if name == "fsdp-uneven":
+        more = ("sgd",)
+    return replace(scenario, optimizers=(*scenario.optimizers, *more))
 
 
 SCENARIOS = tuple(_scenario(*row) for row in _KINDS)

@@ -139,7 +139,11 @@ SCENARIOS = (
         _MIXED,
     ),
     Scenario(
-        "tp-sp", "tensor and sequence parallel", (2, 4), partial(_tensor, True), _REDISTRIBUTED
+        "tp-sp",
+        "tensor and sequence parallel",
+        (2, 4),
+        partial(_tensor, True),
+        (*_REDISTRIBUTED, "sgd"),
     ),
     Scenario("fsdp-tp", "FSDP2 and tensor and sequence parallel, 2x2", (4,), _fsdp_tensor),
     Scenario(
