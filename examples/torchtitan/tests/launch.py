@@ -22,6 +22,9 @@ import torch
 DEVICE = "TITAN_TEST_DEVICE"
 """Environment variable, for processes that the checkpointer starts and that run this file again."""
 
+PORTS = "TITAN_TEST_PORTS"
+"""Environment variable: a port for each training, since torch keeps a store open after use."""
+
 
 def prepare(device: str) -> None:
     """Make a device available, before torchtitan looks for one while it is imported."""
@@ -59,6 +62,11 @@ def _pose_as_accelerator() -> None:
         methods[name] = nothing
     utils.device_type, utils.device_module = "cpu", type("Cpu", (), methods)
 
+    from swap_testkit.torch import CpuAsDevice
+    from swap_torch.integrations.torchtitan.container import SwapMixin
+
+    SwapMixin.swap_device = lambda _: CpuAsDevice()
+
 
 def runs(arguments: list[str]) -> list[list[str]]:
     """Cut at ``---``."""
@@ -79,7 +87,10 @@ def main() -> None:
     torchtitan.trainer.time = types.SimpleNamespace(
         perf_counter=torchtitan.trainer.time.perf_counter, sleep=lambda _: None
     )
-    for arguments in runs(sys.argv[2:]):
+    ports = os.environ[PORTS].split(",") if PORTS in os.environ else ()
+    for number, arguments in enumerate(runs(sys.argv[2:])):
+        if ports:
+            os.environ["MASTER_PORT"] = ports[number]
         sys.argv[1:] = arguments
         train()
 

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import swapped_llama3
 from _trace import trace_of
+from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
 from torchtitan.config.override import derive
 from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
 from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
@@ -18,12 +20,51 @@ ASSETS = "TITAN_TEST_ASSETS"
 """Environment variable: the folder of :func:`_assets.make_assets`."""
 
 
+class NotedOptimizersContainer(OptimizersContainer):
+    """Stands for a third party's."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(OptimizersContainer.Config):
+        note: str = ""
+
+
 def llama3():
     return portable(llama3_debugmodel())
 
 
 def example():
     return portable(swapped_llama3.debugmodel())
+
+
+def llama3_adam():
+    config = llama3()
+    for group in config.optimizer.param_groups:
+        group.optimizer_name = "Adam"
+    return config
+
+
+def llama3_groups():
+    """Norms without weight decay and with a learning rate of their own."""
+    config = llama3()
+    (rest,) = config.optimizer.param_groups
+    norms = ParamGroupConfig(
+        pattern="norm",
+        optimizer_name="AdamW",
+        optimizer_kwargs={**rest.optimizer_kwargs, "lr": 1e-3, "weight_decay": 0.0},
+    )
+    adam = ParamGroupConfig(
+        pattern="tok_embeddings",
+        optimizer_name="Adam",
+        optimizer_kwargs={"lr": 5e-4, "amsgrad": True, "fused": False},
+    )
+    config.optimizer.param_groups = [norms, adam, rest]
+    return config
+
+
+def llama3_other():
+    config = llama3()
+    config.optimizer = derive(config.optimizer, NotedOptimizersContainer.Config, note="mine")
+    return config
 
 
 def deepseek_v3():

@@ -49,7 +49,6 @@ def _import(module: str) -> ModuleType:
     candidates = (
         f"torchtitan.models.{module}.config_registry",
         f"torchtitan.experiments.{module}.config_registry",
-        f"torchtitan.experiments.rl.examples.{module}.config_registry",
         f"{module}.config_registry",
         module,
     )

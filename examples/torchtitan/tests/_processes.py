@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run torchtitan's trainer in processes of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+LAUNCHER = Path(__file__).with_name("launch.py")
+_GRACE_SECONDS = 5.0
+"""How long other ranks may go on after one failed: most then wait for it in a collective."""
+
+
+class TrainingFailedError(RuntimeError):
+    """A rank failed or took too long. The message is its last words."""
+
+
+def train(
+    trainings: Sequence[Sequence[str]],
+    *,
+    device: str,
+    nproc: int,
+    assets: Path,
+    logs: Path,
+    timeout: float = 400.0,
+) -> str:
+    """Run trainings one after the other in ``nproc`` processes.
+
+    Args:
+        trainings: The command line arguments of each.
+        device: ``cpu``, ``sim``, or the type of an accelerator that is there.
+        nproc: Number of processes.
+        assets: What ``_assets.make_assets`` made.
+        logs: Folder for what each rank prints.
+        timeout: Seconds for all of it.
+
+    Returns:
+        What rank 0 printed.
+
+    Raises:
+        TrainingFailedError: a rank failed, or time is up.
+    """
+    arguments = [argument for training in trainings for argument in ("---", *training)][1:]
+    ports = _free_ports(len(trainings))
+    logs.mkdir(parents=True, exist_ok=True)
+    files = [logs / f"rank{rank}.log" for rank in range(nproc)]
+    with ExitStack() as stack:
+        ranks = []
+        for rank, file in enumerate(files):
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, str(LAUNCHER), device, *arguments],
+                    env={**os.environ, **_environment(rank, nproc, ports, assets)},
+                    stdout=stack.enter_context(file.open("w")),
+                    stderr=subprocess.STDOUT,
+                )
+            )
+            stack.callback(ranks[-1].wait)
+            stack.callback(ranks[-1].kill)
+        failed = _wait(ranks, time.monotonic() + timeout)
+    if failed is not None:
+        raise TrainingFailedError(_last_words(files[failed], ranks[failed].returncode))
+    return files[0].read_text()
+
+
+def _environment(rank: int, nproc: int, ports: list[int], assets: Path) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(nproc),
+        "MASTER_ADDR": "127.0.0.1",
+        "TITAN_TEST_PORTS": ",".join(map(str, ports)),
+        "TITAN_TEST_ASSETS": str(assets),
+        "HF_DATASETS_CACHE": str(assets / f"cache{rank}"),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]], deadline: float) -> int | None:
+    """Wait for all; return the first that failed, or one that is late, if any."""
+    failed = None
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        if all(code is not None for code in codes) or time.monotonic() > deadline:
+            break
+        if failed is None and any(codes):
+            failed = next(rank for rank, code in enumerate(codes) if code)
+            deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+        time.sleep(0.05)
+    if failed is None:
+        failed = next((rank for rank, code in enumerate(codes) if code != 0), None)
+    return failed
+
+
+def _last_words(file: Path, code: int | None) -> str:
+    text = file.read_text()
+    if code == -9:
+        return f"{file.name}: took too long and was killed\n{text[-2000:]}"
+    errors = [line for line in text.splitlines() if _is_error(line)]
+    return "\n".join([*errors[-3:], f"exit code {code} of {file}", text[-3000:]])
+
+
+def _is_error(line: str) -> bool:
+    words = line.replace("[rank0]:", "").replace("[rank1]:", "").split(":", 1)[0].split()
+    return len(words) == 1 and words[0].endswith(("Error", "Exception"))
