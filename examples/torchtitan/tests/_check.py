@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, TypeAlias
 
 from _processes import TrainingFailedError, train
@@ -36,19 +38,56 @@ class Outcome:
         return not (self.differences or self.native_error or self.swapped_error)
 
 
-def check(scenario: Scenario, device: str, assets: Path, folder: Path) -> Outcome:
-    """Run ``scenario``: six trainings in one set of processes."""
-    folder = folder / device / scenario.key
-    trainings = [_prepare(scenario, name, folder) for name in TRAININGS]
-    try:
-        train(trainings, device=device, nproc=scenario.nproc, assets=assets, logs=folder)
-    except TrainingFailedError as error:
-        failed = next((name for name in TRAININGS if not _is_complete(folder / name)), "the end")
-        told = f"{failed}: {error}"
-        if failed in TORCHTITANS_OWN:
-            return Outcome(native_error=told)
-        return Outcome(swapped_error=told)
-    return Outcome(differences=tuple(_differences(scenario, folder)))
+def check(
+    scenarios: Sequence[Scenario], device: str, assets: Path, folder: Path
+) -> dict[Scenario, Outcome]:
+    """Run scenarios of one number of processes, six trainings each, in the same processes.
+
+    Where one fails, those after it run in new ones.
+    """
+    outcomes: dict[Scenario, Outcome] = {}
+    folder = folder / device
+    waiting = list(scenarios)
+    while waiting:
+        (nproc,) = {scenario.nproc for scenario in waiting}
+        trainings = [
+            _prepare(scenario, name, folder / scenario.key)
+            for scenario in waiting
+            for name in TRAININGS
+        ]
+        logs = folder / f"from {waiting[0].key}"
+        try:
+            train(trainings, device=device, nproc=nproc, assets=assets, logs=logs)
+        except TrainingFailedError as error:
+            outcomes |= _outcomes(waiting, folder, error)
+        else:
+            outcomes |= _outcomes(waiting, folder, None)
+        waiting = [scenario for scenario in waiting if scenario not in outcomes]
+        for scenario in waiting:
+            rmtree(folder / scenario.key)
+    return outcomes
+
+
+def _outcomes(
+    scenarios: Sequence[Scenario], folder: Path, error: TrainingFailedError | None
+) -> dict[Scenario, Outcome]:
+    """Judge those that ran, up to the one that failed."""
+    outcomes = {}
+    for scenario in scenarios:
+        path = folder / scenario.key
+        failed = next((name for name in TRAININGS if not _is_complete(path / name)), None)
+        if failed is None:
+            outcomes[scenario] = Outcome(differences=tuple(_differences(scenario, path)))
+            continue
+        told = f"{failed}: {error or 'it left no trace'}"
+        by_itself = failed in TORCHTITANS_OWN
+        outcomes[scenario] = (
+            Outcome(native_error=told) if by_itself else Outcome(swapped_error=told)
+        )
+        return outcomes
+    if error is not None:  # after the last training, such as a race on the simulated accelerator
+        outcomes[scenarios[-1]] = Outcome(swapped_error=str(error))
+    return outcomes
 
 
 def _prepare(scenario: Scenario, name: str, folder: Path) -> list[str]:

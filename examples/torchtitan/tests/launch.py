@@ -81,6 +81,7 @@ def runs(arguments: list[str]) -> list[list[str]]:
 
 def main() -> None:
     import torchtitan.trainer
+    from torch.distributed.tensor import debug
     from torchtitan.train import main as train
 
     # It sleeps two seconds at the end of each training.
@@ -92,6 +93,9 @@ def main() -> None:
         if ports:
             os.environ["MASTER_PORT"] = ports[number]
         sys.argv[1:] = arguments
+        # What DTensor remembers holds the device mesh of the training before, and FSDP2 looks
+        # whether meshes are the same object.
+        debug._clear_sharding_prop_cache()
         train()
 
 

@@ -98,8 +98,8 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
         return [torch.device("cpu"), torch.device(str(enabled_name()))]
 
     def _get_backend(self, device: torch.device) -> Gloo:
-        """What serves the CPU; torch 2.13 sets timeouts through it."""
-        return self._cpu_gloo if device.type == "cpu" else super()._get_backend(device)
+        """What torch asks for features (2.14 in a pipeline), and sets timeouts through (2.13)."""
+        return self._cpu_gloo if device.type == "cpu" else self._gloo
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change how long a collective may take; trainers do after the first step."""

@@ -19,6 +19,7 @@ from swap_torch.integrations.torchtitan.conflicts import (
     refuse_optimizers,
 )
 from swap_torch.integrations.torchtitan.fields import SwapFields
+from swap_torch.integrations.torchtitan.rehearsal import rehearse
 
 __all__ = ["SwapOptimizersContainer", "swap_container"]
 
@@ -77,9 +78,10 @@ def _swap_container(base: type[OptimizersContainer]) -> type[OptimizersContainer
     class Config(SwapFields, base.Config):  # type: ignore[name-defined]  # of an argument
         def __post_init__(self) -> None:
             _post_init_of(base.Config)(self)
-            self.swap_options()
+            options = self.swap_options()
             if self.swap_optimizer:
                 refuse_config(self)
+                rehearse(self, options)
 
     name = f"Swap{base.__name__}"
     Config.__qualname__ = f"{name}.Config"
