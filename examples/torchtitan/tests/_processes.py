@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -37,7 +36,7 @@ def train(
         device: ``cpu``, ``sim``, or the type of an accelerator that is there.
         nproc: Number of processes.
         assets: What ``_assets.make_assets`` made.
-        logs: Folder for what each rank prints.
+        logs: A folder that does not exist yet, for what each rank prints.
         timeout: Seconds for all of it.
 
     Returns:
@@ -47,8 +46,7 @@ def train(
         TrainingFailedError: a rank failed, or time is up.
     """
     arguments = [argument for training in trainings for argument in ("---", *training)][1:]
-    ports = _free_ports(len(trainings))
-    logs.mkdir(parents=True, exist_ok=True)
+    (logs / "meeting").mkdir(parents=True)
     files = [logs / f"rank{rank}.log" for rank in range(nproc)]
     with ExitStack() as stack:
         ranks = []
@@ -56,7 +54,7 @@ def train(
             ranks.append(
                 subprocess.Popen(
                     [sys.executable, str(LAUNCHER), device, *arguments],
-                    env={**os.environ, **_environment(rank, nproc, ports, assets)},
+                    env={**os.environ, **_environment(rank, nproc, assets, logs)},
                     stdout=stack.enter_context(file.open("w")),
                     stderr=subprocess.STDOUT,
                 )
@@ -69,26 +67,17 @@ def train(
     return files[0].read_text()
 
 
-def _environment(rank: int, nproc: int, ports: list[int], assets: Path) -> dict[str, str]:
+def _environment(rank: int, nproc: int, assets: Path, logs: Path) -> dict[str, str]:
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(nproc),
-        "MASTER_ADDR": "127.0.0.1",
-        "TITAN_TEST_PORTS": ",".join(map(str, ports)),
+        "TITAN_TEST_MEETING": str(logs / "meeting"),
         "TITAN_TEST_ASSETS": str(assets),
         "HF_DATASETS_CACHE": str(assets / f"cache{rank}"),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
     }
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]], deadline: float) -> int | None:

@@ -9,7 +9,7 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from _assets import make_assets
+from _assets import make_assets  # noqa: E402
 
 with warnings.catch_warnings():
     # What it imports warns of much, and warnings are errors in tests.

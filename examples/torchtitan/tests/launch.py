@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run torchtitan's trainer on a machine without an accelerator: ``launch.py <cpu|sim> <arguments>``.
+"""Run torchtitan's trainer without an accelerator: ``launch.py <cpu|sim> <arguments>``.
 
 Arguments are those of torchtitan.train; ``---`` between them begins another training in the same
 processes, since importing torchtitan takes longer than a training. For tests only: on a machine
@@ -8,6 +8,7 @@ with an accelerator, ``torchrun -m torchtitan.train`` needs none of this.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import types
@@ -17,13 +18,14 @@ os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-import torch
+import torch  # noqa: E402
 
 DEVICE = "TITAN_TEST_DEVICE"
 """Environment variable, for processes that the checkpointer starts and that run this file again."""
 
-PORTS = "TITAN_TEST_PORTS"
-"""Environment variable: a port for each training, since torch keeps a store open after use."""
+MEETING = "TITAN_TEST_MEETING"
+"""Environment variable: an empty folder through which ranks find each other. Ports that were free
+when the first training began may not be when the next one does."""
 
 
 def prepare(device: str) -> None:
@@ -88,10 +90,14 @@ def main() -> None:
     torchtitan.trainer.time = types.SimpleNamespace(
         perf_counter=torchtitan.trainer.time.perf_counter, sleep=lambda _: None
     )
-    ports = os.environ[PORTS].split(",") if PORTS in os.environ else ()
+    initialize = torch.distributed.init_process_group
     for number, arguments in enumerate(runs(sys.argv[2:])):
-        if ports:
-            os.environ["MASTER_PORT"] = ports[number]
+        torch.distributed.init_process_group = functools.partial(
+            initialize,
+            init_method=f"file://{os.environ[MEETING]}/{number}",
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+        )
         sys.argv[1:] = arguments
         # What DTensor remembers holds the device mesh of the training before, and FSDP2 looks
         # whether meshes are the same object.

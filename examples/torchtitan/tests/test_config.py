@@ -18,15 +18,19 @@ TOUCHABLE = (OptimizersContainer, OptimizersContainer.Config, torch.optim.AdamW,
 BEFORE = [dict(vars(each)) for each in TOUCHABLE]
 assert "swap_torch.integrations.torchtitan" not in sys.modules
 
-from swap_core import SwapOptimizerConfig, UnsupportedOptimizerError, UnsupportedOptionError
-from swap_torch.integrations.torchtitan import (
+from swap_core import (  # noqa: E402
+    SwapOptimizerConfig,
+    UnsupportedOptimizerError,
+    UnsupportedOptionError,
+)
+from swap_torch.integrations.torchtitan import (  # noqa: E402
     SwapOptimizersContainer,
     config_registry,
     swap_config,
     swap_container,
     swap_optimizer,
 )
-from swap_torch.integrations.torchtitan.fields import SwapFields
+from swap_torch.integrations.torchtitan.fields import SwapFields  # noqa: E402
 
 # torchtitan and what it imports warn of much; what this library says is an error.
 pytestmark = [
@@ -140,7 +144,7 @@ def test_several_optimizers_of_one_config(monkeypatch):
     assert isinstance(config.first, SwapFields)
     assert isinstance(config.more[0], SwapFields)
     assert config.more[0].param_groups[0].optimizer_kwargs["lr"] == 0.1
-    with pytest.raises(ValueError, match="two_trainers.none: .*Two has no optimizer config"):
+    with pytest.raises(ValueError, match=r"two_trainers.none: .*Two has no optimizer config"):
         getattr(config_registry, "two_trainers.none")()
 
 
@@ -196,8 +200,8 @@ def test_values_are_checked_by_name(flags, message, capsys):
         parse(*STOCK, *flags)
     said = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert "Error parsing optimizer" in said
+    name = flags[0].removeprefix("--optimizer.").replace("-", "_")
     with pytest.raises(ValueError, match=message):
-        name = flags[0].removeprefix("--optimizer.").replace("-", "_")
         swap_config(default_adamw(), **{name: int(flags[1])})
 
 
@@ -249,7 +253,7 @@ def test_options_that_a_group_sets_itself_count():
 
 
 def test_states_that_no_optimizer_has():
-    with pytest.raises(ValueError, match="'w', which is AdamW .*names 'momentum'"):
+    with pytest.raises(ValueError, match=r"'w', which is AdamW .*names 'momentum'"):
         swap_config(
             container_of(group("AdamW", lr=0.1)),
             swap_optimizer=True,

@@ -196,7 +196,9 @@ def test_one_that_only_the_container_can_make_is_refused_before_any_is_wrapped(m
         lambda optimizer, *_, **__: wrapped.append(optimizer),
     )
     config = swap_config(mixed("function"), swap_optimizer=True)
-    message = "this config builds UnknownOptimizer for one.weight. .*is not supported. Supported: .*"
+    message = (
+        "this config builds UnknownOptimizer for one.weight. .*is not supported. Supported: .*"
+    )
     with pytest.raises(UnsupportedOptimizerError, match=message):
         config.build(model_parts=parts()[:1])
     assert wrapped == []

@@ -17,7 +17,9 @@ __all__ = ["option_names", "swap_config"]
 _FIELDS = tuple(field.name for field in fields(SwapFields))
 
 
-def swap_config(config: OptimizersContainer.Config, **options: object) -> OptimizersContainer.Config:
+def swap_config(
+    config: OptimizersContainer.Config, **options: object
+) -> OptimizersContainer.Config:
     """Give ``config`` the fields of swapping, and with them their command line flags.
 
     Args:

@@ -7,10 +7,10 @@ Options of single optimizers are refused by :func:`swap_torch.swap_optimizer`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torchtitan.components.optimizer import OptimizersContainer
 
 from swap_core import UnsupportedOptimizerError, UnsupportedOptionError, find_adapter
 from swap_torch.device import AnyTorchDevice
@@ -36,7 +36,7 @@ def refuse_container(base: type) -> None:
         )
 
 
-def refuse_config(config: Any) -> None:
+def refuse_config(config: OptimizersContainer.Config) -> None:
     """Refuse options of a container's config, read before any optimizer is built.
 
     Raises:

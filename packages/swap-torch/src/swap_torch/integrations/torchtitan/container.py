@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
+from torch.optim import Optimizer
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.tools.logging import logger
 
@@ -32,7 +32,7 @@ class SwapMixin:
     rest of the container are left alone.
     """
 
-    def __init__(self, config: Any, **runtime: Any) -> None:
+    def __init__(self, config: OptimizersContainer.Config, **runtime: object) -> None:
         super().__init__(config, **runtime)
         if config.swap_optimizer:
             self._swap(config)
@@ -44,8 +44,8 @@ class SwapMixin:
         """
         return None
 
-    def _swap(self, config: Any) -> None:
-        optimizers: list[Any] = self.optimizers  # type: ignore[attr-defined]  # the container's
+    def _swap(self, config: OptimizersContainer.Config) -> None:
+        optimizers: list[Optimizer] = self.optimizers  # type: ignore[attr-defined]  # the container's
         device = self.swap_device()
         refuse_optimizers(optimizers, device)
         for optimizer in optimizers:

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
 
 from swap_core import SwapOptimizerConfig, find_adapter
 
 __all__ = ["rehearse"]
 
 
-def rehearse(config: Any, options: SwapOptimizerConfig) -> None:
+def rehearse(config: OptimizersContainer.Config, options: SwapOptimizerConfig) -> None:
     """Raise what wrapping the optimizers of ``config`` would raise.
 
     Raises:
@@ -39,7 +40,7 @@ def rehearse(config: Any, options: SwapOptimizerConfig) -> None:
             ) from error
 
 
-def _build(config: Any, group: Any) -> Optimizer | None:
+def _build(config: OptimizersContainer.Config, group: ParamGroupConfig) -> Optimizer | None:
     """The optimizer of one group, on one element; None if that takes a model."""
     try:
         factory = config._owner._resolve_optimizer_factory(group.optimizer_name)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train every scenario on the torch that is installed, and record what came of it.
+
+``python matrix.py --record`` writes the table into docs/coverage.md. Exits with 1 if swapping
+changed or broke anything that torchtitan does by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+from datetime import date
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from _assets import make_assets
+from _check import Outcome, check
+from _scenarios import SCENARIOS, Scenario
+
+PAGE = Path(__file__).parents[3] / "docs" / "coverage.md"
+BEGIN, END = "<!-- matrix.py: begin -->\n", "<!-- matrix.py: end -->\n"
+DEVICES = {"cpu": "CPU", "sim": "simulated accelerator", "cuda": "CUDA"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", action="append", choices=DEVICES, help="default: all there are")
+    parser.add_argument("--scenario", default="", help="only those with this in their name")
+    parser.add_argument("--record", action="store_true", help="write the table into the page")
+    options = parser.parse_args()
+    devices = options.device or [
+        device for device in DEVICES if device != "cuda" or torch.cuda.is_available()
+    ]
+    scenarios = [scenario for scenario in SCENARIOS if options.scenario in scenario.name]
+    results = {device: run(device, scenarios) for device in devices}
+    text = page_part(scenarios, results)
+    print(text)
+    if options.record:
+        record(text)
+    outcomes = [outcome for result in results.values() for outcome in result.values()]
+    return int(any(outcome.differences or outcome.swapped_error for outcome in outcomes))
+
+
+def run(device: str, scenarios: list[Scenario]) -> dict[Scenario, Outcome]:
+    """Run those that this device, this torch and as many devices as there are can run."""
+    installed = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    cards = torch.cuda.device_count() if device == "cuda" else 2
+    there = [
+        scenario
+        for scenario in scenarios
+        if device in scenario.devices and scenario.needs <= installed and scenario.nproc <= cards
+    ]
+    outcomes: dict[Scenario, Outcome] = {}
+    with tempfile.TemporaryDirectory(prefix="torchtitan-matrix-") as name:
+        assets = make_assets(Path(name, "assets"))
+        for nproc, group in groupby(sorted(there, key=processes), key=processes):
+            found = check(list(group), device, assets, Path(name, str(nproc)))
+            for scenario, outcome in found.items():
+                print(f"{device}: {scenario.name}: {cell(outcome)}", flush=True)
+            outcomes |= found
+    return outcomes
+
+
+def processes(scenario: Scenario) -> int:
+    return scenario.nproc
+
+
+def cell(outcome: Outcome | None) -> str:
+    """What the table says."""
+    if outcome is None:
+        return "not run"
+    if outcome.native_error is not None:
+        return f"torchtitan itself fails: {first_line(outcome.native_error)}"
+    if outcome.swapped_error is not None:
+        return f"**swapped fails**: {first_line(outcome.swapped_error)}"
+    if outcome.differences:
+        return f"**differs**: {outcome.differences[0]}"
+    return "same bits"
+
+
+def first_line(error: str) -> str:
+    line = error.splitlines()[0].replace("[rank0]: ", "").replace("[rank1]: ", "")
+    return line.replace("|", "/")[:200]
+
+
+def page_part(scenarios: list[Scenario], results: dict[str, dict[Scenario, Outcome]]) -> str:
+    """The table, and on what it was made."""
+    head = ["training", "processes", *(DEVICES[device] for device in results)]
+    rows = [head, ["---"] * len(head)]
+    for scenario in scenarios:
+        cells = [cell(results[device].get(scenario)) for device in results]
+        rows.append([scenario.name, str(scenario.nproc), *cells])
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "torchtitan"))
+    machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}"
+    about = f"{date.today().isoformat()}, {versions}, {machine}; {gpus()}."
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"{about}\n\n{table}\n"
+
+
+def gpus() -> str:
+    if not torch.cuda.is_available():
+        return "no GPU"
+    return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+
+
+def record(text: str) -> None:
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    if not after and not rest:
+        raise SystemExit(f"{PAGE} has no line {BEGIN!r}")
+    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
