@@ -78,7 +78,7 @@ def portable(config):
     config.dataloader.dataset_path = str(assets / "data")
     _replace_parts(config.model_spec)
     training = config.training
-    training.local_batch_size, training.seq_len, training.steps = 2, 64, 6
+    training.local_batch_size, training.seq_len, training.steps = 2, 16, 6
     training.disable_cuda_graphs, training.mixed_precision_param = True, "float32"
     config.lr_scheduler.total_steps = 8
     config.activation_checkpoint = None
