@@ -41,7 +41,6 @@ class TracingMetrics(MetricsProcessor):
             "states": _digest(states),
             "metrics": sorted(name for name in extra_metrics if name.startswith("lr/")),
             "swapped": [is_swap_optimizer(optimizer) for optimizer in optimizers],
-            "on": sorted({_local(state).device.type for state in states if state.numel() > 1}),
             "host_bytes": sum(_host_bytes(optimizer) for optimizer in optimizers),
         }
         with self._file.open("a") as file:

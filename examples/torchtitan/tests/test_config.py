@@ -12,6 +12,7 @@ import torch
 from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig, default_adamw
 from torchtitan.config import ConfigManager
 from torchtitan.config.override import apply_overrides
+from torchtitan.experiments.torchft.optimizer import TorchFTOptimizersContainer
 from torchtitan.models.llama3.config_registry import llama3_debugmodel
 
 TOUCHABLE = (OptimizersContainer, OptimizersContainer.Config, torch.optim.AdamW, torch.optim.Adam)
@@ -23,6 +24,7 @@ from swap_core import (  # noqa: E402
     UnsupportedOptimizerError,
     UnsupportedOptionError,
 )
+from swap_torch.integrations import torchtitan  # noqa: E402
 from swap_torch.integrations.torchtitan import (  # noqa: E402
     SwapOptimizersContainer,
     config_registry,
@@ -66,6 +68,11 @@ def parse(*arguments):
 
 def test_importing_changes_nothing_of_torchtitan_and_torch():
     assert [dict(vars(each)) for each in TOUCHABLE] == BEFORE
+
+
+def test_the_public_names_are_these():
+    names = ["SwapOptimizersContainer", "swap_config", "swap_container", "swap_optimizer"]
+    assert torchtitan.__all__ == names
 
 
 def test_without_code():
@@ -271,17 +278,16 @@ def test_what_is_no_optimizer_config():
         swap_config(llama3_debugmodel())
 
 
-class TorchFTOptimizersContainer(OptimizersContainer):
-    """By the name that torchtitan's has, which can be imported only with torchft."""
-
+class StillFaultTolerant(TorchFTOptimizersContainer):
     @dataclass(kw_only=True, slots=True)
-    class Config(OptimizersContainer.Config):
+    class Config(TorchFTOptimizersContainer.Config):
         pass
 
 
-def test_fault_tolerance_is_refused():
-    message = "TorchFTOptimizersContainer .fault tolerance. is not supported: it keeps one state"
+@pytest.mark.parametrize("container", [TorchFTOptimizersContainer, StillFaultTolerant])
+def test_fault_tolerance_is_refused(container):
+    message = f"{container.__name__} .fault tolerance. is not supported: it keeps one state"
     with pytest.raises(UnsupportedOptimizerError, match=message):
-        swap_container(TorchFTOptimizersContainer)
+        swap_container(container)
     with pytest.raises(UnsupportedOptimizerError, match=message):
-        swap_config(TorchFTOptimizersContainer.Config())
+        swap_config(container.Config())

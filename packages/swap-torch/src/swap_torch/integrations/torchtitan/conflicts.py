@@ -18,7 +18,7 @@ from swap_torch.device import AnyTorchDevice
 __all__ = ["refuse_config", "refuse_container", "refuse_optimizers"]
 
 _FAULT_TOLERANT = "TorchFTOptimizersContainer"
-"""By name: importing it needs torchft."""
+"""By name, since it is in an experiment of torchtitan, which may move or go."""
 
 
 def refuse_container(base: type) -> None:
