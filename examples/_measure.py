@@ -65,6 +65,11 @@ class MemoryRecorder:
         self._inner.release(memory)
         self._note(_storage_bytes(memory) - before)
 
+    def release_behind(self, memory: DeviceMemory, stream: Any) -> None:
+        before = _storage_bytes(memory)
+        self._inner.release_behind(memory, stream)
+        self._note(_storage_bytes(memory) - before)
+
     def copy_out(self, stream: Any, transfers: Any) -> None:
         self._inner.copy_out(stream, transfers)
         self.timeline.stores.append(perf_counter())

@@ -37,11 +37,22 @@ class Event:
 
 
 @dataclass(eq=False)
-class Memory:
-    name: str
+class Block:
+    """What a restore gives: always another one, as an allocator may."""
+
     data: bytearray
     live: bool = False
-    """The compute stream is between a restore and the release."""
+    """The work is between the restore and the release."""
+
+
+@dataclass(eq=False)
+class Memory:
+    name: str
+    nbytes: int
+    block: Block = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.block = Block(bytearray(self.nbytes))
 
 
 @dataclass(eq=False)
@@ -114,23 +125,30 @@ class Recorder:
     def restore(self, memory: Memory) -> None:
         with self.verb(f"restore {memory.name}"):
             self.held.append(memory.name)
-            self.queue(self.compute_stream(), partial(self._set_live, memory, True))
+            memory.block = Block(bytearray(memory.nbytes))
+            self.queue(self.compute_stream(), partial(self._set_live, memory.block, True))
 
     def release(self, memory: Memory) -> None:
         with self.verb(f"release {memory.name}"):
             if memory.name in self.held:
                 self.held.remove(memory.name)
-                self.queue(self.compute_stream(), partial(self._set_live, memory, False))
+                self.queue(self.compute_stream(), partial(self._set_live, memory.block, False))
+
+    def release_behind(self, memory: Memory, stream: Stream) -> None:
+        with self.verb(f"release {memory.name} behind {stream.name}"):
+            if memory.name in self.held:
+                self.held.remove(memory.name)
+                self.queue(stream, partial(self._set_live, memory.block, False))
 
     def copy_in(self, stream: Stream, transfers: Sequence[Transfer]) -> None:
         with self.verb(f"copy_in {transfers[0].name} on {stream.name}"):
             for transfer in transfers:
-                self.queue(stream, partial(self._copy_in, transfer))
+                self.queue(stream, partial(self._copy_in, transfer, transfer.memory.block))
 
     def copy_out(self, stream: Stream, transfers: Sequence[Transfer]) -> None:
         with self.verb(f"copy_out {transfers[0].name} on {stream.name}"):
             for transfer in transfers:
-                self.queue(stream, partial(self._copy_out, transfer))
+                self.queue(stream, partial(self._copy_out, transfer, transfer.memory.block))
 
     def queue(self, stream: Stream, task: Callable[[], bool]) -> None:
         """Let ``stream`` call ``task`` until it returns True: False means that it must wait."""
@@ -150,23 +168,23 @@ class Recorder:
                 return
         raise AssertionError("deadlock: every stream waits for another one")
 
-    def _set_live(self, memory: Memory, live: bool) -> bool:
-        memory.live = live
-        memory.data[:] = GARBAGE * len(memory.data)
+    def _set_live(self, block: Block, live: bool) -> bool:
+        block.live = live
+        block.data[:] = GARBAGE * len(block.data)
         return True
 
-    def _copy_in(self, transfer: Transfer) -> bool:
-        self.check(transfer, "loaded into")
-        transfer.memory.data[transfer.device] = transfer.host
+    def _copy_in(self, transfer: Transfer, block: Block) -> bool:
+        self.check(transfer, block, "loaded into")
+        block.data[transfer.device] = transfer.host
         return True
 
-    def _copy_out(self, transfer: Transfer) -> bool:
-        self.check(transfer, "stored from")
-        transfer.host[:] = transfer.memory.data[transfer.device]
+    def _copy_out(self, transfer: Transfer, block: Block) -> bool:
+        self.check(transfer, block, "stored from")
+        transfer.host[:] = block.data[transfer.device]
         return True
 
-    def check(self, transfer: Transfer, use: str) -> None:
-        if not transfer.memory.live:
+    def check(self, transfer: Transfer, block: Block, use: str) -> None:
+        if not block.live:
             self.violations.append(f"{transfer.memory.name} is {use} while it is not held")
 
 
@@ -186,19 +204,17 @@ class Rig:
         self.device = device or Recorder()
         self.ledger = Ledger()
         self.changed: list[int] = []  # batches whose update was queued, over all runs
-        self.ring = [
-            Memory(f"arena {i}", bytearray(max(sizes[i::arenas], default=0))) for i in range(arenas)
-        ]
+        self.ring = [Memory(f"arena {i}", max(sizes[i::arenas], default=0)) for i in range(arenas)]
         self.batches = [self._batch(kind, i, nbytes) for i, nbytes in enumerate(sizes)]
         self.original = self.values()
         self.pipeline: Pipeline[Stream, Event, Memory, Transfer] = (
-            PackedPipeline(self.device, self.ledger, [(m, len(m.data)) for m in self.ring])
+            PackedPipeline(self.device, self.ledger, [(m, m.nbytes) for m in self.ring])
             if kind == "packed"
             else PerTensorPipeline(self.device, self.ledger)
         )
 
     def _batch(self, kind: str, index: int, nbytes: int) -> Batch[Event, Memory, Transfer]:
-        own = Memory(f"batch {index}", bytearray(nbytes))
+        own = Memory(f"batch {index}", nbytes)
         memory = self.ring[index % len(self.ring)] if kind == "packed" else own
         bytes_ = bytearray((7 * position + 31 * index) % 256 for position in range(nbytes))
         cut = nbytes // 2
@@ -223,16 +239,16 @@ class Rig:
         with self.device.verb(f"update {index}"):
             self.changed.append(index)
             for transfer in self.batches[index].transfers:
-                self.device.queue(self.device.compute_stream(), partial(self._change, transfer))
+                change = partial(self._change, transfer, transfer.memory.block)
+                self.device.queue(self.device.compute_stream(), change)
 
     def meanwhile(self) -> None:
         with self.device.verb("meanwhile"):
             pass
 
-    def _change(self, transfer: Transfer) -> bool:
-        self.device.check(transfer, "updated")
-        data = transfer.memory.data
-        data[transfer.device] = data[transfer.device].translate(NEXT)
+    def _change(self, transfer: Transfer, block: Block) -> bool:
+        self.device.check(transfer, block, "updated")
+        block.data[transfer.device] = block.data[transfer.device].translate(NEXT)
         return True
 
     def values(self) -> list[bytes]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swap_core import SwapOptimizerConfig
+from swap_core import SwapOptimizerConfig, refuse_schedules
 
 DEFAULTS = {
     "swap_times": 16,
@@ -18,11 +18,17 @@ DEFAULTS = {
     "packed_swap": None,
     "staging_buffers": 2,
     "allow_closure": False,
+    "prefetch": "step",
+    "zigzag": False,
+    "overlap_backward": False,
+    "device_budget": 0,
+    "offload": "always",
 }
 
 SMALLEST = {"swap_times": 1, "min_numel": 0, "staging_buffers": 2}
 
-BOOLEANS = ("include_master_params", "allow_closure")
+BOOLEANS = ("include_master_params", "allow_closure", "zigzag")
+CHOICES = {"prefetch": ("step", "backward"), "offload": ("always", "auto")}
 
 
 class Two(IntEnum):
@@ -149,3 +155,61 @@ def test_compares_hashes_and_pickles_by_value() -> None:
     assert hash(config) == hash(same)
     assert pickle.loads(pickle.dumps(config)) == config
     assert config != replace(config, swap_times=4)
+
+
+@pytest.mark.parametrize("field", CHOICES)
+def test_accepts_its_choices_and_nothing_else(field: str) -> None:
+    for value in CHOICES[field]:
+        assert getattr(config_with(field, value), field) == value
+    for value in ("", "Step", None, True, 0):
+        assert refusal(field, value).endswith(" or ".join(map(repr, CHOICES[field])) + ".")
+
+
+@pytest.mark.parametrize("value", [False, True, "trusted"])
+def test_accepts_an_overlap_with_the_backward_pass(value: Any) -> None:
+    assert config_with("overlap_backward", value).overlap_backward == value
+
+
+@pytest.mark.parametrize("value", [1, None, "yes", "True"])
+def test_refuses_other_overlaps(value: object) -> None:
+    assert refusal("overlap_backward", value).endswith("True or False or 'trusted'.")
+
+
+@pytest.mark.parametrize("value", [0, 1, 10**12, 0.0, 0.25, 1.0])
+def test_accepts_a_device_budget_in_bytes_or_as_a_fraction(value: Any) -> None:
+    assert config_with("device_budget", value).device_budget == value
+
+
+@pytest.mark.parametrize("value", [-1, -0.1, 1.5, float("nan"), True, None, "1GiB"])
+def test_refuses_other_device_budgets(value: object) -> None:
+    assert refusal("device_budget", value).endswith("or a fraction (0.0 to 1.0).")
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("prefetch", {"prefetch": "backward", "overlap_backward": True}),
+        ("zigzag", {"zigzag": True, "overlap_backward": "trusted"}),
+        ("zigzag", {"zigzag": True, "packed_swap": False}),
+        ("device_budget", {"device_budget": 0.5, "offload": "auto"}),
+    ],
+)
+def test_refuses_fields_that_exclude_each_other(field: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"SwapOptimizerConfig: {field}=.* is not accepted"):
+        SwapOptimizerConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prefetch", "backward"),
+        ("zigzag", True),
+        ("overlap_backward", "trusted"),
+        ("device_budget", 0.5),
+        ("offload", "auto"),
+    ],
+)
+def test_bindings_without_schedules_refuse_them(field: str, value: object) -> None:
+    refuse_schedules(SwapOptimizerConfig(swap_times=3, allow_closure=True), "nn.Adam")
+    with pytest.raises(ValueError, match=rf"{field}={value!r} is for torch .* nn.Adam does not"):
+        refuse_schedules(config_with(field, value), "nn.Adam")

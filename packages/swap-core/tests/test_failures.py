@@ -243,6 +243,6 @@ def test_explains_nothing_about_an_error_that_is_not_out_of_memory(recording: Mo
     device = recording.Recorder()
     device.fails = lambda number, call: True
     with pytest.raises(RuntimeError) as caught:
-        restore_or_explain(device, recording.Memory("arena", bytearray(8)), "an arena")
+        restore_or_explain(device, recording.Memory("arena", 8), "an arena")
     assert caught.value is device.error
     assert str(caught.value) == "planted"

@@ -3,12 +3,21 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import pytest
 
-from swap_core import ALIGNMENT, PRESETS, Forecast, Hardware, Workload, forecast, recommended
+from swap_core import (
+    ALIGNMENT,
+    PRESETS,
+    Forecast,
+    Hardware,
+    Workload,
+    align,
+    forecast,
+    partition,
+    recommended,
+)
 
 MIB = 2**20
 
@@ -69,29 +78,39 @@ SKEWED = {
 }
 
 
-# Between these, where a batch is now one parameter and now two, loads wait for the stores of larger
-# batches: a step of 100 parameters in 64 batches takes up to 1.2 times the floor.
-EVEN_ENOUGH = [
-    (count, swap_times)
-    for count, swap_times in product([1, 2, 3, 10, 100, 1000, 10_000], [1, 4, 16, 64])
-    if count <= swap_times or count >= 2.5 * swap_times
-]
+COUNTS = [1, 2, 3, 10, 30, 63, 65, 70, 100, 127, 130, 1000, 10_000]
+LINKS = [(25e9, 25e9), (50e9, 20e9)]
 
 
-@pytest.mark.parametrize(("count", "swap_times"), EVEN_ENOUGH)
+def exceeds_the_floor_by(
+    sizes: list[int], swap_times: int, rates: tuple[float, float], **more: int
+) -> float:
+    """How many times the floor an update takes, besides the largest batch in, updated, and out."""
+    load, store = rates
+    link = Hardware(load, store, 2e12, copy_seconds=0.0, launch_seconds=0.0)
+    told = forecast(Workload(tuple(sizes), touched_bytes=4.0), link, swap_times, **more)
+    parts = partition(sizes, swap_times)
+    largest = max(sum(align(sizes[i]) for i in part) for part in parts)
+    in_and_out = largest / load + largest / store + 4.0 * largest / 2e12
+    assert told.floor_seconds <= told.update_seconds
+    return (told.update_seconds - in_and_out) / told.floor_seconds
+
+
+@pytest.mark.parametrize("rates", LINKS)
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("swap_times", [1, 4, 16, 64])
 @pytest.mark.parametrize("skew", SKEWED)
 def test_a_step_is_near_the_floor_plus_one_batch_in_and_one_out(
-    skew: str, count: int, swap_times: int
+    skew: str, count: int, swap_times: int, rates: tuple[float, float]
 ) -> None:
     sizes = SKEWED[skew](count)
-    for load, store in ((25e9, 25e9), (50e9, 20e9)):
-        link = Hardware(load, store, 2e12, copy_seconds=0.0, launch_seconds=0.0)
-        told = forecast(Workload(tuple(sizes), touched_bytes=4.0), link, swap_times)
-        largest = told.peak_bytes if told.batches == 1 else -(-told.peak_bytes // 2)
-        largest = max(largest, max(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
-        in_and_out = largest / load + largest / store + 4.0 * largest / 2e12
-        assert told.floor_seconds <= told.update_seconds
-        assert told.update_seconds <= 1.05 * told.floor_seconds + in_and_out
+    excess = exceeds_the_floor_by(sizes, swap_times, rates)
+    if skew == "sawtooth" and count < 2.5 * swap_times:
+        # Batches of one or two parameters of sizes 1 to 7: with two arenas a load waits for the
+        # store of a larger batch. More arenas give it room.
+        assert excess <= 1.2
+        excess = exceeds_the_floor_by(sizes, swap_times, rates, staging_buffers=4)
+    assert excess <= 1.05
 
 
 def test_the_least_memory_of_those_that_are_nearly_the_fastest_is_recommended() -> None:

@@ -16,60 +16,66 @@ import pytest
 
 from swap_core import PackedPipeline, PerTensorPipeline, Pipeline
 from swap_torch.adam import TorchNativeAdamWAdapter
-from swap_torch.engine import SwapEngine
+from swap_torch.runner import Runner
 
 OWNERS = {
     "Pipeline": Pipeline,
     "PackedPipeline": PackedPipeline,
     "PerTensorPipeline": PerTensorPipeline,
     "AdamW": TorchNativeAdamWAdapter,
-    "SwapEngine": SwapEngine,
+    "Runner": Runner,
 }
 
 FAULTS = {
     "nothing": "",
     # Waits that are missing.
     "load does not wait for memory": """
-        PackedPipeline._run
+        PackedPipeline._open
         - device.wait(device.load_stream, batches[0].restored)
         PerTensorPipeline._fetch
         - self._device.wait(self._device.load_stream, batch.restored)
     """,
     "update does not wait for its load": """
-        PackedPipeline._run
-        - device.wait(compute, batch.loaded)
-        PerTensorPipeline._run
-        - device.wait(compute, batch.loaded)
+        Pipeline._await_load
+        - self._device.wait(compute, batch.loaded)
     """,
     "update waits for another load": """
-        PackedPipeline._run
-        - device.wait(compute, batch.loaded)
-        + device.wait(compute, batches[0].loaded)
-        PerTensorPipeline._run
-        - device.wait(compute, batch.loaded)
-        + device.wait(compute, batches[0].loaded)
+        PackedPipeline._pass
+        - self._await_load(compute, batch)
+        + self._device.wait(compute, batches[0].loaded)
+        PerTensorPipeline._pass
+        - self._await_load(compute, batch)
+        + self._device.wait(compute, batches[0].loaded)
     """,
     "store does not wait for its update": """
         Pipeline._store
         - self._device.wait(store, batch.updated)
     """,
     "load does not wait for the arena": """
-        PackedPipeline._run
-        - device.wait(device.load_stream, batch.stored)
+        PackedPipeline._pass
+        - self._device.wait(self._device.load_stream, batch.stored)
     """,
     "release does not wait for a store": """
-        PackedPipeline._run
-        - device.wait(compute, batches[-1].stored)
+        PackedPipeline._close
+        - self._device.wait(compute, waited[-1].stored)
         PerTensorPipeline._retire
         - self._device.wait(compute, batch.stored)
     """,
+    "last release waits for no store": """
+        PackedPipeline._close
+        - give_back = self._release_behind_stores if number in left else self._release
+        + give_back = self._release
+        PerTensorPipeline._close
+        - self._release_behind_stores(last.memory, last.nbytes)
+        + self._release(last.memory, last.nbytes)
+    """,
     "host does not wait for stores": """
-        SwapEngine.settle
+        Runner.settle
         - device.synchronize(event)
     """,
     # Events that are not recorded, or before what they are to mark.
     "memory is not recorded": """
-        PackedPipeline._run
+        PackedPipeline._open
         - device.record(batches[0].restored, compute)
         PerTensorPipeline._fetch
         - self._device.record(batch.restored, compute)
@@ -109,11 +115,13 @@ FAULTS = {
     """,
     # The wrong order of the host's own calls.
     "memory is released before the wait": """
-        PackedPipeline._run
-        - device.wait(compute, batches[-1].stored)
-        - self._release_all(batches)
-        + self._release_all(batches)
-        + device.wait(compute, batches[-1].stored)
+        PackedPipeline._close
+        - self._device.wait(compute, waited[-1].stored)
+        + pass
+        - for batch in stored:
+        + if waited:
+        +     self._device.wait(compute, waited[-1].stored)
+        + for batch in stored:
         PerTensorPipeline._retire
         - self._device.wait(compute, batch.stored)
         - self._give_back(batch)
@@ -127,33 +135,35 @@ FAULTS = {
         + self._device.copy_out(store, batch.transfers)
     """,
     "next load comes before the store": """
-        PackedPipeline._run
+        PackedPipeline._pass
         - self._store(batch)
-        + if batch.index + ring < len(batches):
-        +     self._load(batches[batch.index + ring])
+        - following = passage.position - 1 + len(self._arenas)
+        + following = passage.position - 1 + len(self._arenas)
+        + if following < len(batches):
+        +     self._load(batches[following])
         + self._store(batch)
-        - self._load(batches[batch.index + ring])
+        - self._load(batches[following])
     """,
     "store is queued before its update": """
-        PackedPipeline._run
+        PackedPipeline._pass
         - self._update(compute, batch, update)
-        - self._store(batch)
         + batch.to_device()
         + self._store(batch)
         + update(batch.index)
-        + device.record(batch.updated, compute)
-        PerTensorPipeline._run
-        - self._update(compute, batch, update)
+        + self._device.record(batch.updated, compute)
         - self._store(batch)
+        PerTensorPipeline._pass
+        - self._update(compute, batch, update)
         + batch.to_device()
         + self._store(batch)
         + update(batch.index)
-        + device.record(batch.updated, compute)
+        + self._device.record(batch.updated, compute)
+        - self._store(batch)
     """,
     "batch is stored and never updated": """
-        PackedPipeline._run
+        PackedPipeline._pass
         - self._update(compute, batch, update)
-        PerTensorPipeline._run
+        PerTensorPipeline._pass
         - self._update(compute, batch, update)
     """,
     # Memory and copies.
@@ -164,14 +174,17 @@ FAULTS = {
     "memory is not given back": """
         Pipeline._release
         - self._device.release(memory)
+        Pipeline._release_behind_stores
+        - self._device.release_behind(memory, self._device.store_stream)
     """,
     "memory of all batches at once": """
-        PerTensorPipeline._run
-        - self._retire(compute, batches[batch.index - 1])
-        + pass
-        - self._retire(compute, batches[-1])
-        + for batch in batches:
+        PerTensorPipeline._pass
+        - self._retire(compute, batches[place - 1])
+        PerTensorPipeline._close
+        - last = passage.order[-1]
+        + for batch in passage.order[:-1]:
         +     self._retire(compute, batch)
+        + last = passage.order[-1]
     """,
     "nothing is loaded": """
         Pipeline._load
@@ -195,14 +208,14 @@ FAULTS = {
         + self._device.synchronize(batch.stored)
     """,
     "next update waits for each store": """
-        PackedPipeline._run
+        PackedPipeline._pass
         - self._store(batch)
         + self._store(batch)
-        + device.wait(compute, batch.stored)
-        PerTensorPipeline._run
+        + self._device.wait(compute, batch.stored)
+        PerTensorPipeline._pass
         - self._store(batch)
         + self._store(batch)
-        + device.wait(compute, batch.stored)
+        + self._device.wait(compute, batch.stored)
     """,
     "store is queued on the load stream": """
         Pipeline._store

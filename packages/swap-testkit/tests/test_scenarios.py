@@ -24,7 +24,7 @@ CONFIGS = [
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_scenario_is_aligned(name: str) -> None:
     scenario = SCENARIOS[name]
-    packed, per_tensor = align_scenario(
+    results = align_scenario(
         name,
         optimizers=["adamw"],
         nproc=scenario.worlds[0],
@@ -33,16 +33,18 @@ def test_a_scenario_is_aligned(name: str) -> None:
         device="cpu",
         timeout=120,
     )
-    for result in (packed, per_tensor):
+    assert len(results) == 2 * len(scenario.schedules)
+    for result in results:
         assert result.aligned, result.explain()
         assert result.compared > 0
-        assert len(result.losses) == 3
+        assert len(result.losses) == max(3, scenario.least_steps)
         # The uneven one has states of a few bytes, each of which takes 512 in an arena.
         if name != "fsdp-uneven":
             assert result.swapped_memory.peak < result.native_memory.idle
-        assert result.swapped_memory.idle < result.native_memory.idle / 2
-    assert packed.variant.startswith("adamw, packed")
-    assert per_tensor.variant.startswith("adamw, per tensor")
+        if "device_budget" not in result.variant:
+            assert result.swapped_memory.idle < result.native_memory.idle / 2
+    kinds = {result.variant.split(" x")[0] for result in results}
+    assert kinds == {"adamw, packed", "adamw, per tensor"}
 
 
 def test_a_scenario_runs_the_steps_that_it_needs() -> None:
@@ -57,7 +59,8 @@ def test_a_scenario_runs_the_steps_that_it_needs() -> None:
     )
     assert result.steps == len(result.losses) == 2
     longer = {name for name, scenario in SCENARIOS.items() if scenario.least_steps > 2}
-    assert longer == {"fsdp-fp16", "fsdp-scaler"}  # after the step that is skipped comes another
+    # After the step that is skipped comes another; what is done in backward passes is learnt first.
+    assert longer == {"fsdp-fp16", "fsdp-scaler", "schedules", "fsdp-schedules"}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

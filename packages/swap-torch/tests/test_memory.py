@@ -61,7 +61,7 @@ def peak_per_tensor(batches: Sequence[int]) -> int:
 
 def device_storages(optimizer: Any) -> list[torch.UntypedStorage]:
     """Every device storage that states of the latest update ever live in."""
-    batches = [batch for lane in optimizer._swap._latest for batch in lane.batches]
+    batches = [batch for lane in optimizer._swap._runner.latest for batch in lane.batches]
     return [storage for batch in batches for storage in batch.memory.storages]
 
 

@@ -54,6 +54,11 @@ class Recorded:
         self.twins.native.step()
         self.swapped.step()
 
+    def first_step(self) -> list[Op]:
+        """The log of the first step."""
+        self.step()
+        return self.device.log
+
     def steady_step(self) -> list[Op]:
         """The log of the third step."""
         self.step()
@@ -110,10 +115,21 @@ def test_every_missing_wait_is_caught(
 ) -> None:
     layout = (packed, batches, arenas)
     waits = len(positions(Recorded(twins, SHAPES, layout).steady_step(), "wait"))
-    # An update for its load, a store for its update, memory for the last store; a load for it.
+    # An update for its load, a store for its update, a load for memory, memory for the store of
+    # the update before.
     assert waits >= 2 * batches + 2
     missed = [n for n in range(waits) if not caught(Recorded(twins, SHAPES, layout), "wait", n)]
-    assert missed == []
+    assert missed == [EARLIER_STORES] * is_covered(layout)
+
+
+EARLIER_STORES = 0
+"""Which wait of an update is the one for the stores of the update before."""
+
+
+def is_covered(layout: tuple[bool, int, int]) -> bool:
+    """With more batches than fit on the device, other waits keep each load behind those stores."""
+    _, batches, arenas = layout
+    return batches > arenas
 
 
 @layouts
@@ -124,7 +140,8 @@ def test_every_missing_record_is_caught(
     log = Recorded(twins, SHAPES, layout).steady_step()
     records = [op for op in log if op.verb == "record"]
     # Some are there for the times in the report alone: nothing waits for their events.
-    awaited = {op.event for op in log if op.verb == "wait"}
+    waits = [op for op in log if op.verb == "wait"]
+    awaited = {op.event for op in waits[is_covered(layout) :]}
     needed = [n for n, op in enumerate(records) if op.event in awaited]
     found = [n for n in range(len(records)) if caught(Recorded(twins, SHAPES, layout), "record", n)]
     assert found == needed
@@ -136,9 +153,7 @@ def test_an_update_that_does_not_wait_computes_with_nan(
     batch: int, packed: bool, twins: Callable[..., Any]
 ) -> None:
     """The device notices too, when copies run as late as waits allow."""
-    waits = [
-        op for op in Recorded(twins, SHAPES, (packed, 3, 2)).steady_step() if op.verb == "wait"
-    ]
+    waits = [op for op in Recorded(twins, SHAPES, (packed, 3, 2)).first_step() if op.verb == "wait"]
     loaded = [n for n, op in enumerate(waits) if op.stream == "compute"]
     device = TorchRecordingDevice(CpuAsDevice(schedule=CopySchedule.LATEST, poison=True))
     pair = twins(
@@ -177,8 +192,10 @@ def test_copies_run_on_their_own_streams(
     recorded = Recorded(twins, GROUPS, (packed, batches, arenas))
     for mask in MASKS:
         recorded.step(mask)
-    streams = {verb: {op.stream for op in recorded.device.ops(verb)} for verb in VERBS}
-    assert streams == VERBS
+    device = recorded.device
+    assert {verb: {op.stream for op in device.ops(verb)} for verb in VERBS} == VERBS
+    # The last batch's memory is released behind its store.
+    assert {"store"} <= {op.stream for op in device.ops("release")} <= {"compute", "store"}
 
 
 VERBS = {
@@ -186,7 +203,6 @@ VERBS = {
     "copy_out": {"store"},
     "update": {"compute"},
     "restore": {"compute"},
-    "release": {"compute"},
     "record": {"compute", "load", "store"},
     "wait": {"compute", "load", "store"},
 }

@@ -8,7 +8,7 @@ sees no tensor: it partitions, lays out, orders and counts; a binding gives it a
 from swap_core.__about__ import __version__
 from swap_core.adapter import ADAPTER_GROUP, OptimizerSwapAdapter, find_adapter
 from swap_core.batch import Batch
-from swap_core.config import SwapOptimizerConfig
+from swap_core.config import SwapOptimizerConfig, refuse_schedules
 from swap_core.device import SwapDevice
 from swap_core.errors import (
     AlreadyWrappedError,
@@ -20,11 +20,13 @@ from swap_core.errors import (
     UnsupportedOptionError,
 )
 from swap_core.forecast import Forecast, Hardware, Workload, forecast, recommended
+from swap_core.host_memory import HostMemory, available_host_memory
 from swap_core.layout import ALIGNMENT, HostRounding, Run, align, cover, place, runs_of
 from swap_core.ledger import Ledger
 from swap_core.model import VirtualDevice, VirtualEvent, VirtualMemory, VirtualStream
 from swap_core.packed import PackedPipeline
 from swap_core.partition import partition
+from swap_core.passage import Passage
 from swap_core.per_tensor import PerTensorPipeline
 from swap_core.pipeline import Pipeline, restore_or_explain
 from swap_core.presets import PRESETS, Preset
@@ -42,10 +44,12 @@ __all__ = [
     "BatchTimes",
     "Forecast",
     "Hardware",
+    "HostMemory",
     "HostRounding",
     "Ledger",
     "OptimizerSwapAdapter",
     "PackedPipeline",
+    "Passage",
     "PerTensorPipeline",
     "Pipeline",
     "Preset",
@@ -73,6 +77,7 @@ __all__ = [
     "Workload",
     "__version__",
     "align",
+    "available_host_memory",
     "cover",
     "find_adapter",
     "forecast",
@@ -80,6 +85,7 @@ __all__ = [
     "partition",
     "place",
     "recommended",
+    "refuse_schedules",
     "restore_or_explain",
     "runs_of",
     "step_times",

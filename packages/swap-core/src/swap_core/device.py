@@ -75,6 +75,14 @@ class SwapDevice(Protocol[StreamT, EventT, MemoryT_contra, TransferT_contra]):
         """Give device memory back, in the order of the compute stream. Nothing to do twice."""
         ...
 
+    def release_behind(self, memory: MemoryT_contra, stream: StreamT) -> None:
+        """Give device memory back once ``stream`` did the work that it has been given so far.
+
+        Nobody waits: an allocator that knows streams keeps the memory until then (torch's
+        ``Tensor.record_stream``). A device without one lets the compute stream wait, and releases.
+        """
+        ...
+
     def copy_in(self, stream: StreamT, transfers: Sequence[TransferT_contra]) -> None:
         """Queue copies from host to device on ``stream``."""
         ...

@@ -31,6 +31,10 @@ class HostRounding(Enum):
     POWER_OF_TWO = "power of two"
     """A request takes the next power of two (torch's and torch_npu's pinned allocators)."""
 
+    def taken(self, nbytes: int) -> int:
+        """Bytes that a request of ``nbytes`` > 0 takes."""
+        return nbytes if self is HostRounding.EXACT else 1 << (nbytes - 1).bit_length()
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

@@ -117,6 +117,10 @@ class VirtualDevice:
             memory.held = False
             self.held_bytes -= memory.nbytes
 
+    def release_behind(self, memory: VirtualMemory, stream: VirtualStream) -> None:
+        """Stop holding ``memory``."""
+        self.release(memory)
+
     def copy_in(self, stream: VirtualStream, transfers: Sequence[int]) -> None:
         """Occupy ``stream``, and the link, for the copies."""
         self._copy(stream, transfers, self.load_bytes_per_second)

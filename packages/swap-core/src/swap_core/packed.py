@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Generic, TypeVar, final
 
 from swap_core.batch import Batch
 from swap_core.device import SwapDevice
 from swap_core.ledger import Ledger
+from swap_core.passage import Passage
 from swap_core.pipeline import Pipeline, Update
 
 __all__ = ["PackedPipeline"]
@@ -26,8 +27,9 @@ class PackedPipeline(
     """Batch ``i`` lives in arena ``i % len(arenas)`` while it is on the device.
 
     All arenas are taken at the start of an update and given back at its end: between updates they
-    hold nothing. With two arenas the load of batch ``i + 1`` is queued before the update of batch
-    ``i``, and the load of batch ``i + 2`` follows the store of batch ``i``.
+    hold nothing but a kept batch. With two arenas the load of batch ``i + 1`` is queued before the
+    update of batch ``i``, and the load of batch ``i + 2`` follows the store of batch ``i``. In the
+    reverse order the same holds, since neighbours are in different arenas both ways.
 
     Args:
         device: The verbs.
@@ -43,45 +45,64 @@ class PackedPipeline(
     ) -> None:
         super().__init__(device, ledger)
         self._arenas = tuple(arenas)
-        self._held = 0
+        self._held: list[int] = []
 
-    def _run(
-        self,
-        compute: StreamT,
-        batches: Sequence[Batch[EventT, MemoryT, TransferT]],
-        update: Update,
-        meanwhile: Callable[[], None],
-    ) -> None:
-        device, ring = self._device, len(self._arenas)
-        self._restore_arenas(len(batches))
+    def _open(self, compute: StreamT, passage: Passage[EventT, MemoryT, TransferT]) -> None:
+        device, batches = self._device, passage.order
+        for number in range(len(self._arenas)):
+            if number not in self._held:
+                self._restore_arena(number, len(batches))
         device.record(batches[0].restored, compute)
         device.wait(device.load_stream, batches[0].restored)
-        for batch in batches[:ring]:
+        for batch in batches[passage.resumed : len(self._arenas)]:
             self._load(batch)
-        meanwhile()
-        device.record(self.meanwhile_done, compute)
-        for batch in batches:
-            device.wait(compute, batch.loaded)
-            self._update(compute, batch, update)
-            self._store(batch)
-            if batch.index + ring < len(batches):
-                # The next batch of this arena overwrites what the store still reads.
-                device.wait(device.load_stream, batch.stored)
-                self._load(batches[batch.index + ring])
-        # The store stream is in order: its last event covers all.
-        device.wait(compute, batches[-1].stored)
-        self._release_all(batches)
-        for batch in batches:
+
+    def _pass(
+        self,
+        compute: StreamT,
+        passage: Passage[EventT, MemoryT, TransferT],
+        update: Update,
+        *,
+        keep: bool,
+    ) -> None:
+        batch, batches = passage.order[passage.position], passage.order
+        self._await_load(compute, batch)
+        self._update(compute, batch, update)
+        passage.position += 1
+        if keep and passage.position == len(batches):
+            passage.kept = True
+            return
+        self._store(batch)
+        following = passage.position - 1 + len(self._arenas)
+        if following < len(batches):
+            # The next batch of this arena overwrites what the store still reads.
+            self._device.wait(self._device.load_stream, batch.stored)
+            self._load(batches[following])
+
+    def _close(self, compute: StreamT, passage: Passage[EventT, MemoryT, TransferT]) -> None:
+        ring, stored = len(self._arenas), passage.stored
+        kept = {passage.order[-1].index % ring} if passage.kept else set()
+        # The store stream is in order: waiting for one store is waiting for all before it.
+        waited = stored[:-1] if passage.tail_left else stored
+        if waited:
+            self._device.wait(compute, waited[-1].stored)
+        left = {stored[-1].index % ring} if stored and passage.tail_left else set()
+        # What is left behind comes last: then nothing of it hides a wait that is missing.
+        held = [number for number in reversed(self._held) if number not in kept]
+        for number in sorted(held, key=left.__contains__):
+            give_back = self._release_behind_stores if number in left else self._release
+            give_back(*self._arenas[number])
+            self._held.remove(number)
+        for batch in stored:
             batch.to_host()
 
-    def _restore_arenas(self, batches: int) -> None:
-        ring = len(self._arenas)
-        for number, (arena, nbytes) in enumerate(self._arenas):
-            members = ", ".join(map(str, range(number, batches, ring)[:3])) or "none"
-            self._restore(arena, nbytes, f"staging arena {number} (batches {members}, …)")
-            self._held += 1
+    def _restore_arena(self, number: int, batches: int) -> None:
+        members = ", ".join(map(str, range(number, batches, len(self._arenas))[:3])) or "none"
+        arena, nbytes = self._arenas[number]
+        self._restore(arena, nbytes, f"staging arena {number} (batches {members}, …)")
+        self._held.append(number)
 
     def _release_all(self, batches: Sequence[Batch[EventT, MemoryT, TransferT]]) -> None:
         while self._held:
-            self._release(*self._arenas[self._held - 1])
-            self._held -= 1
+            self._release(*self._arenas[self._held[-1]])
+            self._held.pop()

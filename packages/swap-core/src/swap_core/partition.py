@@ -5,9 +5,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 
 __all__ = ["partition"]
+
+_UNEVEN = 1.05
+"""Neighbours differ so much that a step takes this many times what its bytes take one way."""
 
 
 def partition(
@@ -16,7 +20,9 @@ def partition(
     """Cut units into contiguous batches whose largest is as small as the order allows.
 
     The largest batch decides the arena, so it is minimised first (it never exceeds the average
-    plus the largest unit); within that bound each cut is the one nearest to an even share.
+    plus the largest unit); within that bound each cut is the one nearest to an even share. Where
+    that makes batches now large, now small (three equal units in two batches, again and again), the
+    large ones come first instead: a load goes on beside the store of a batch of its own size.
 
     Args:
         sizes: Bytes of each unit, in parameter order; each > 0.
@@ -32,14 +38,44 @@ def partition(
         return ()
     ends = [*starts[1:], len(sizes)]
     totals = [0, *accumulate(sum(sizes[a:b]) for a, b in zip(starts, ends, strict=True))]
-    cuts = _cuts(totals, min(batches, len(starts)))
+    count = min(batches, len(starts))
+    capacity = _smallest_capacity(totals, count)
+    cuts = _even_cuts(totals, count, capacity)
+    if _exchange(totals, cuts) > _UNEVEN * totals[-1]:
+        large_first = _large_first(totals, cuts, capacity)
+        if max(_sizes(totals, large_first)) <= capacity:
+            cuts = min(cuts, large_first, key=partial(_exchange, totals))
     edges = [*(starts[cut] for cut in cuts), len(sizes)]
     return tuple(range(a, b) for a, b in pairwise(edges))
 
 
-def _cuts(totals: Sequence[int], count: int) -> list[int]:
+def _exchange(totals: Sequence[int], cuts: Sequence[int]) -> int:
+    """Bytes that a link carries or waits for while a batch goes in and the one before it out."""
+    return sum(map(max, pairwise(_sizes(totals, cuts))))
+
+
+def _sizes(totals: Sequence[int], cuts: Sequence[int]) -> list[int]:
+    return [totals[b] - totals[a] for a, b in pairwise((*cuts, len(totals) - 1))]
+
+
+def _large_first(totals: Sequence[int], cuts: Sequence[int], capacity: int) -> list[int]:
+    """As many batches as ``cuts`` makes, the early ones as full as they may be.
+
+    That is up to ``capacity``, and as long as the rest could be no smaller than the smallest of
+    ``cuts``.
+    """
+    smallest = min(_sizes(totals, cuts))
+    filled = [0]
+    for j in range(1, len(cuts)):
+        left = len(cuts) - j
+        fits = bisect_right(totals, totals[filled[-1]] + capacity) - 1
+        leaves = bisect_right(totals, totals[-1] - left * smallest) - 1
+        filled.append(max(filled[-1] + 1, min(fits, leaves, len(totals) - 1 - left)))
+    return filled
+
+
+def _even_cuts(totals: Sequence[int], count: int, capacity: int) -> list[int]:
     """First atom of each batch. ``totals[i]`` is the size of the atoms before ``i``."""
-    capacity = _smallest_capacity(totals, count)
     earliest = _earliest_cuts(totals, count, capacity)
     cuts = [0]
     for j in range(1, count):

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Generic, TypeVar, final
 
 from swap_core.batch import Batch
 from swap_core.device import SwapDevice
 from swap_core.ledger import Ledger
+from swap_core.passage import Passage
 from swap_core.pipeline import Pipeline, Update
 
 __all__ = ["PerTensorPipeline"]
@@ -36,26 +37,42 @@ class PerTensorPipeline(
         super().__init__(device, ledger)
         self._held: list[Batch[EventT, MemoryT, TransferT]] = []
 
-    def _run(
+    def _open(self, compute: StreamT, passage: Passage[EventT, MemoryT, TransferT]) -> None:
+        if not passage.resumed:
+            self._fetch(compute, passage.order[0], len(passage.order))
+
+    def _pass(
         self,
         compute: StreamT,
-        batches: Sequence[Batch[EventT, MemoryT, TransferT]],
+        passage: Passage[EventT, MemoryT, TransferT],
         update: Update,
-        meanwhile: Callable[[], None],
+        *,
+        keep: bool,
     ) -> None:
-        device = self._device
-        self._fetch(compute, batches[0], len(batches))
-        meanwhile()
-        device.record(self.meanwhile_done, compute)
-        for batch in batches:
-            device.wait(compute, batch.loaded)
-            if batch.index > 0:
-                self._retire(compute, batches[batch.index - 1])
-            if batch.index + 1 < len(batches):
-                self._fetch(compute, batches[batch.index + 1], len(batches))
-            self._update(compute, batch, update)
+        place, batches = passage.position, passage.order
+        batch = batches[place]
+        self._await_load(compute, batch)
+        if place > 0:
+            self._retire(compute, batches[place - 1])
+        if place + 1 < len(batches):
+            self._fetch(compute, batches[place + 1], len(batches))
+        self._update(compute, batch, update)
+        passage.position += 1
+        if keep and passage.position == len(batches):
+            passage.kept = True
+        else:
             self._store(batch)
-        self._retire(compute, batches[-1])
+
+    def _close(self, compute: StreamT, passage: Passage[EventT, MemoryT, TransferT]) -> None:
+        last = passage.order[-1]
+        if passage.kept:
+            return
+        if not passage.tail_left:
+            self._retire(compute, last)
+            return
+        self._release_behind_stores(last.memory, last.nbytes)
+        self._held.remove(last)
+        last.to_host()
 
     def _fetch(
         self, compute: StreamT, batch: Batch[EventT, MemoryT, TransferT], count: int

@@ -22,6 +22,7 @@ class StayReason(Enum):
     NOT_PLAIN = "it is a tensor subclass, whose memory is its own affair"
     ON_CPU = "its parameter is on the CPU, so there is no device memory to save"
     NOT_MATERIALISED = "its parameter is on the meta device and has no memory yet"
+    BUDGET = "there is room for it within device_budget"
     TOO_SMALL = "it has fewer elements than min_numel"
     RELOADED = "it was brought to the device by reload(), until offload()"
     SHARES_STORAGE = "it shares its storage with other tensors"
@@ -59,7 +60,9 @@ class SwapReport:
     """Whether all host memory is pinned. False costs speed: copies do not overlap."""
     ledger: Ledger
     """A copy of the counters."""
-    last_step: StepTimes | None
+    decision: str = ""
+    """What ``offload="auto"`` decided, and why; empty before, and without it."""
+    last_step: StepTimes | None = None
     """Times of the latest update that moved anything, on the device's clock."""
 
     @property
@@ -111,6 +114,8 @@ class SwapReport:
         ]
         for reason, count in self.stay_counts().items():
             lines.append(f"  stays      {count} of the states: {reason.value}")
+        if self.decision:
+            lines.append(f"  decided    {self.decision}")
         if self.last_step is not None:
             t = self.last_step
             lines.append(

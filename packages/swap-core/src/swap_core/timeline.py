@@ -36,7 +36,8 @@ class StepTimes:
     store: float
     """The store stream copied."""
     wait: float
-    """The compute stream stood still for a transfer, the end of the last store included."""
+    """The compute stream stood still for a transfer, the end of the last store included unless that
+    was left to overlap with what comes after the update."""
     batches: tuple[BatchTimes, ...]
 
 
@@ -48,6 +49,7 @@ def step_times(
     ring: int,
     update_after_store: bool,
     meanwhile: float = 0.0,
+    tail_left: bool = False,
 ) -> StepTimes:
     """Reconstruct a step from the ends of its copies and updates.
 
@@ -61,6 +63,7 @@ def step_times(
         update_after_store: Whether an update also waits for the store of the batch before
             (the per-tensor pipeline, in which a load also waits for the update two before).
         meanwhile: The same for the end of the work that needs no swapped state.
+        tail_left: The compute stream does not wait for the last store.
     """
     batches: list[BatchTimes] = []
     for i in range(len(loaded)):
@@ -82,6 +85,6 @@ def step_times(
         update=update,
         meanwhile=meanwhile,
         store=sum(batch.store_end - batch.store_start for batch in batches),
-        wait=total - update - meanwhile,
+        wait=(updated[-1] if tail_left and updated else total) - update - meanwhile,
         batches=tuple(batches),
     )

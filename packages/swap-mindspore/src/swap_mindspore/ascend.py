@@ -69,6 +69,13 @@ class AscendDevice:
         """Resize the storages to 0; the blocks go back to MindSpore's pool."""
         empty_storages(memory)
 
+    def release_behind(self, memory: DeviceMemory, stream: Any) -> None:  # noqa: ANN401
+        """Let the compute stream wait for ``stream``, and release."""
+        done = self.create_event()
+        done.record(stream)
+        done.wait(self.compute_stream())
+        self.release(memory)
+
     def copy_in(self, stream: Any, transfers: Sequence[Transfer]) -> None:  # noqa: ANN401
         """Queue host-to-device copies."""
         with runtime.StreamCtx(stream):

@@ -93,6 +93,10 @@ class HostDevice:
             _overwrite(memory)
         empty_storages(memory)
 
+    def release_behind(self, memory: DeviceMemory, stream: HostStream) -> None:
+        """Release: the host has no streams, so all work is done."""
+        self.release(memory)
+
     def copy_in(self, stream: HostStream, transfers: Sequence[Transfer]) -> None:
         """Copy from host tensors to device tensors."""
         for device, host in transfers:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import median
 
 from swap_core import SwapOptimizerConfig
@@ -53,9 +53,18 @@ class RankOutcome:
 
 
 def described(config: SwapOptimizerConfig, *, packed_by_default: bool = True) -> str:
-    """Name a config in titles: ``packed x16``."""
+    """Name a config in titles: ``packed x16``, and what else is special in it."""
     packed = packed_by_default if config.packed_swap is None else config.packed_swap
-    return f"{'packed' if packed else 'per tensor'} x{config.swap_times}"
+    plain = SwapOptimizerConfig()
+    special = [
+        f", {field.name}={getattr(config, field.name)}"
+        for field in fields(config)
+        if field.name in _SCHEDULE and getattr(config, field.name) != getattr(plain, field.name)
+    ]
+    return f"{'packed' if packed else 'per tensor'} x{config.swap_times}{''.join(special)}"
+
+
+_SCHEDULE = ("prefetch", "zigzag", "overlap_backward", "device_budget", "offload")
 
 
 def merge(

@@ -116,6 +116,8 @@ class RecordingDevice(Generic[StreamT, EventT, MemoryT, TransferT]):
         self.tamper: Tamper | None = None
         self._inner = inner
         self._regions = regions
+        self._lives: dict[object, int] = {}
+        """How often each buffer was released behind a stream: it is another block afterwards."""
         self._events: list[EventT] = []  # kept, so that no other object gets the identity of one
         self._numbers: dict[int, int] = {}
 
@@ -170,13 +172,20 @@ class RecordingDevice(Generic[StreamT, EventT, MemoryT, TransferT]):
 
     def restore(self, memory: MemoryT) -> None:
         """Log and pass on; restored memory is undefined, so it counts as written."""
-        op = Op("restore", "compute", writes=tuple(self._regions.of_memory(memory)))
+        op = Op("restore", "compute", writes=self._memory(memory))
         self._do(op, lambda: self._inner.restore(memory))
 
     def release(self, memory: MemoryT) -> None:
         """Log and pass on; released memory may be overwritten, so it counts as written."""
-        op = Op("release", "compute", writes=tuple(self._regions.of_memory(memory)))
+        op = Op("release", "compute", writes=self._memory(memory))
         self._do(op, lambda: self._inner.release(memory))
+
+    def release_behind(self, memory: MemoryT, stream: StreamT) -> None:
+        """Log and pass on; the memory may be overwritten behind the stream's work."""
+        op = Op("release", self._name(stream), writes=self._memory(memory))
+        self._do(op, lambda: self._inner.release_behind(memory, stream))
+        for region in self._regions.of_memory(memory):
+            self._lives[region.buffer] = self._lives.get(region.buffer, 0) + 1
 
     def copy_in(self, stream: StreamT, transfers: Sequence[TransferT]) -> None:
         """Log and pass on."""
@@ -194,7 +203,8 @@ class RecordingDevice(Generic[StreamT, EventT, MemoryT, TransferT]):
 
     def note_update(self, touched: Sequence[Region]) -> None:
         """Log that the compute stream reads and writes device memory."""
-        self.log.append(Op("update", "compute", reads=tuple(touched), writes=tuple(touched)))
+        regions = tuple(map(self._now, touched))
+        self.log.append(Op("update", "compute", reads=regions, writes=regions))
 
     def note_host_read(self, touched: Sequence[Region]) -> None:
         """Log that the host reads host memory."""
@@ -216,7 +226,15 @@ class RecordingDevice(Generic[StreamT, EventT, MemoryT, TransferT]):
         self, transfers: Sequence[TransferT]
     ) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
         pairs = [self._regions.of_transfer(transfer) for transfer in transfers]
-        return tuple(device for device, _ in pairs), tuple(host for _, host in pairs)
+        return tuple(self._now(device) for device, _ in pairs), tuple(host for _, host in pairs)
+
+    def _memory(self, memory: MemoryT) -> tuple[Region, ...]:
+        return tuple(map(self._now, self._regions.of_memory(memory)))
+
+    def _now(self, region: Region) -> Region:
+        """The region in the block that its buffer is now."""
+        life = self._lives.get(region.buffer)
+        return region if life is None else Region((region.buffer, life), region.start, region.end)
 
     def _name(self, stream: StreamT) -> str:
         if stream is self._inner.load_stream:

@@ -12,6 +12,7 @@ access that is not waited for, and the one that does not wait.
 | store does not wait for its update | both     | memory is used again | store        | reads  |
 | load does not wait for the arena   | packed   | lerp                 | load         | writes |
 | release does not wait for a store  | both     | store                | free         | frees  |
+| last release waits for no store    | both     | store                | free         | frees  |
 | host does not wait for stores      | both     | store                | clone        | reads  |
 | memory is not recorded             | both     | memory is used again | load         | writes |
 | load is not recorded               | both     | load                 | lerp         | writes |

@@ -49,6 +49,8 @@ def swap_optimizer(
     Warns:
         UserWarning: no state can swap (for example, all parameters are on the CPU).
         RuntimeWarning: host memory could not be pinned.
+        ResourceWarning: the host has less memory than all states will need. What is needed and
+            free is also logged, at level INFO, by the logger ``swap_torch``.
 
     Example:
         >>> optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -69,6 +71,7 @@ def swap_optimizer(
     engine.adopt(optimizer.state)
     turn_into_swap_optimizer(optimizer, engine)
     engine.warn_if_nothing_swaps()
+    engine.announce_host_memory()
     return optimizer
 
 

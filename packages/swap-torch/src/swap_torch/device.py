@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, final
 
@@ -53,6 +54,15 @@ class TorchSwapDevice(SwapDevice[StreamT, EventT, DeviceMemory, Transfer], Proto
         ...
 
     @property
+    def update_stream(self) -> StreamT:
+        """The stream of updates in the backward pass; one per device, made once."""
+        ...
+
+    def as_current(self, stream: StreamT) -> AbstractContextManager[object]:
+        """Make ``stream`` the compute stream inside ``with``."""
+        ...
+
+    @property
     def host_rounding(self) -> HostRounding:
         """What :meth:`allocate_host` really takes for a request."""
         ...
@@ -60,6 +70,10 @@ class TorchSwapDevice(SwapDevice[StreamT, EventT, DeviceMemory, Transfer], Proto
     @property
     def pinned(self) -> bool:
         """Whether all host memory allocated so far is pinned."""
+        ...
+
+    def memory_info(self) -> tuple[int, int]:
+        """Bytes of device memory that no allocator has taken, and of all."""
         ...
 
     def allocate_host(self, nbytes: int) -> torch.Tensor:
@@ -89,11 +103,18 @@ class AcceleratorDevice:
         self.torch_device = torch_device
         self.load_stream = torch.Stream(device=torch_device)
         self.store_stream = torch.Stream(device=torch_device)
+        self.update_stream = torch.Stream(device=torch_device)
         self.pinned = True
+        self._probe = torch.empty(0, dtype=torch.uint8, device=torch_device)
+        self._nothing = self._probe.untyped_storage()
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copied or unpickled optimizer is on the one device object of its process."""
         return accelerator_device, (self.torch_device,)
+
+    def as_current(self, stream: torch.Stream) -> AbstractContextManager[object]:
+        """A stream is a context already."""
+        return stream
 
     def compute_stream(self) -> torch.Stream:
         """The caller's current stream on this device."""
@@ -133,6 +154,15 @@ class AcceleratorDevice:
         for storage in memory.storages:
             storage.resize_(0)
 
+    def release_behind(self, memory: DeviceMemory, stream: torch.Stream) -> None:
+        """Resize the storages to 0; the caching allocator keeps the blocks for ``stream``."""
+        for storage in memory.storages:
+            if storage.nbytes() > 0:
+                self._probe.set_(storage)  # record_stream is a tensor's
+                self._probe.record_stream(stream)
+                self._probe.set_(self._nothing)
+                storage.resize_(0)
+
     def copy_in(self, stream: torch.Stream, transfers: Sequence[Transfer]) -> None:
         """Queue host-to-device copies."""
         with stream:
@@ -144,6 +174,12 @@ class AcceleratorDevice:
         with stream:
             for device, host in transfers:
                 host.copy_(device, non_blocking=True)
+
+    def memory_info(self) -> tuple[int, int]:
+        """As the driver tells: what the caching allocator holds is not free."""
+        # torch.cuda, torch.npu and torch.xpu have it; torch.accelerator only since torch 2.9.
+        free, total = torch.get_device_module(self.torch_device).mem_get_info(self.torch_device)
+        return int(free), int(total)
 
     def allocate_host(self, nbytes: int) -> torch.Tensor:
         """Allocate pinned memory, or pageable memory and one warning where pinning fails."""

@@ -3,34 +3,43 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, final
 
 import torch
 
 from swap_core import (
+    HostMemory,
     Ledger,
     StayReason,
-    StepTimes,
     SwapOptimizerConfig,
     SwapReport,
-    step_times,
+    available_host_memory,
+    format_bytes,
 )
 from swap_torch.adapter import TorchStep, TorchSwapAdapter
+from swap_torch.ahead import BackwardTrigger
+from swap_torch.auto import AutoOffload
+from swap_torch.budget import Budget
 from swap_torch.device import AnyTorchDevice
 from swap_torch.eligibility import Eligibility
+from swap_torch.in_backward import BackwardUpdates
 from swap_torch.loading import Loader
 from swap_torch.phases import Phase, Phases
-from swap_torch.plan import Lane, Plan, same_groups
+from swap_torch.plan import Plan, same_groups
 from swap_torch.planner import Planner
 from swap_torch.reading import LoadedEntries
+from swap_torch.runner import Runner
 from swap_torch.snapshot import Snapshots
 from swap_torch.states import OptimizerState, StateTable
 
 __all__ = ["SwapEngine"]
+
+_LOG = logging.getLogger("swap_torch")
 
 _PLANS_KEPT = 8
 """Sets of active parameters that come back, such as the experts of a mixture, keep their plans."""
@@ -58,16 +67,30 @@ class SwapEngine:
         self.config = config
         self.device = device
         self.ledger = Ledger()
-        self._table = StateTable(adapter, Eligibility(config, device), self.ledger)
+        self._budget = Budget(config.device_budget)
+        self._auto = AutoOffload() if config.offload == "auto" else None
+        self._table = StateTable(adapter, Eligibility(config, device), self.ledger, self._budget)
         self._snapshots = Snapshots(self._table)
         self._phases = Phases(adapter, self._table, phase)
         self._planner = Planner(adapter, self._table, config, self.ledger)
         self._plans: OrderedDict[object, Plan] = OrderedDict()
         self._params: list[list[torch.Tensor]] = []
         """The parameters of each group, as of the newest plan."""
-        self._latest: tuple[Lane, ...] = ()
+        self._runner = Runner(adapter, zigzag=config.zigzag)
         self._looked_at = False
-        self._in_flight: dict[torch.device, tuple[AnyTorchDevice, Any]] = {}
+        self._newest: Plan | None = None
+        """The plan of the latest update, if it was made anew or not."""
+        self._trigger = BackwardTrigger(self.begin_early) if config.prefetch == "backward" else None
+        self._in_backward = (
+            BackwardUpdates(
+                adapter,
+                self._runner,
+                trusted=config.overlap_backward == "trusted",
+                may_begin=self._may_begin,
+            )
+            if config.overlap_backward
+            else None
+        )
 
     @property
     def packed(self) -> bool:
@@ -83,23 +106,93 @@ class SwapEngine:
         Args:
             state: ``optimizer.state``, without waiting for it.
         """
+        if self._in_backward is not None:
+            self._in_backward.check()
         step = self.adapter.prepare_step()
         if step.grads:
+            whole = step
+            if self._in_backward is not None:
+                step = self._in_backward.rest_of(step)
             self._phases.resume(state)
-            if self._looked_at:
-                self._table.notice_moves(state)
-                self._snapshots.leave(state)
-                self._looked_at = False
-            plan = self._plan(step, state)
-            plan.localize(step, self.adapter)
-            self._run(step, plan)
+            self._follow_moves(state)
+            if step.grads:
+                plan = self._plan(step, state)
+                plan.localize(step, self.adapter)
+                self._runner.run(step, plan)
+            if step is whole:
+                self._expect_another(plan, step)
+            elif self._in_backward is not None:
+                self._in_backward.gradients_dropped()
         self.adapter.finish_step(step)
+        if self._auto is not None:
+            self._decide(self._auto, state)
+
+    def _decide(self, auto: AutoOffload, state: OptimizerState) -> None:
+        """``offload="auto"``: once, let states stay for which there was always room."""
+        if not self._runner.latest:
+            return
+        sizes = self._table.bytes_that_could_swap()
+        budget = auto.budget_after_update(self._runner.latest[0].device, sum(sizes.values()))
+        if budget:
+            self._budget.decide(sizes)
+            self._budget.limit = budget
+            self._forget_plans()
+            self._phases.let_stay({p for p in sizes if self._budget.keeps(p)}, state)
+
+    def _forget_plans(self) -> None:
+        """Let go of plans: they hold states, and memory of states that are held is not reused."""
+        self.settle()
+        self._plans.clear()
+        self._forget_newest()
+
+    def _forget_newest(self) -> None:
+        self._newest = None
+        self._runner.latest = ()
+        if self._in_backward is not None:
+            self._in_backward.forget_plan()
+
+    def _expect_another(self, plan: Plan, step: TorchStep) -> None:
+        """After an update: prepare for what is done in the next backward pass."""
+        if self._trigger is not None:
+            self._trigger.update_done(plan.first_to_load())
+        if self._in_backward is not None:
+            self._in_backward.follow(plan, step)
+        self._newest = plan
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    @torch.no_grad()
+    def begin_early(self) -> None:
+        """In the backward pass: queue the first loads of the next update."""
+        plan = self._newest
+        if plan is not None and self._runner.open in (None, plan) and self._may_begin(plan, None):
+            self._runner.begin(plan)
+
+    def gradients_dropped(self) -> None:
+        """Give up what was begun for an update that will not be."""
+        if self._trigger is not None:
+            self._trigger.gradients_dropped()
+        if self._in_backward is not None:
+            self._in_backward.gradients_dropped()
+        self._runner.give_up()
+
+    def _may_begin(self, plan: Plan, step: TorchStep | None) -> bool:
+        """Whether an update by ``plan`` may begin before ``step()``: nothing was changed."""
+        if self._phases.phase is not Phase.SWAPPED or not plan.lanes:
+            return False
+        state = vars(self.adapter.optimizer)["state"]
+        self._follow_moves(state)
+        return plan.holds_states_of(state) and (step is None or plan.fits(step, state))
+
+    def _follow_moves(self, state: OptimizerState) -> None:
+        """Before an update: find what was done to states since somebody looked at them."""
+        if self._looked_at:
+            self._table.notice_moves(state)
+            self._snapshots.leave(state)
+            self._looked_at = False
 
     def settle(self) -> None:
         """Block the host until the host states are current. Nothing to do twice."""
-        for device, event in self._in_flight.values():
-            device.synchronize(event)
-        self._in_flight.clear()
+        self._runner.settle()
 
     def show(self) -> None:
         """Settle, and remember that somebody looks at the states, and may move them."""
@@ -112,8 +205,7 @@ class SwapEngine:
 
         For states from before wrapping and from ``load_state_dict``.
         """
-        self.settle()
-        self._plans.clear()
+        self._forget_plans()
         self._table.adopt(state)
         self._phases.park(state)
 
@@ -129,10 +221,9 @@ class SwapEngine:
     @torch.no_grad()
     def load(self, entries: LoadedEntries, present: list[OptimizerState]) -> OptimizerState:
         """Make a new ``optimizer.state``; see :meth:`Loader.load`."""
-        self.settle()
-        # Plans hold states; memory of states that are held is not used again.
-        self._plans.clear()
-        self._latest = ()
+        if self._in_backward is not None:
+            self._in_backward.refuse_while_updated("load_state_dict")
+        self._forget_plans()
         return Loader(self._table).load(entries, present)
 
     @property
@@ -143,9 +234,7 @@ class SwapEngine:
     @torch.no_grad()
     def enter(self, phase: Phase, state: OptimizerState) -> None:
         """Bring all states to where they are in ``phase``; see :meth:`Phases.enter`."""
-        self.settle()
-        self._plans.clear()
-        self._latest = ()
+        self._forget_plans()
         self._phases.enter(phase, state)
 
     def warn_if_nothing_swaps(self) -> None:
@@ -164,10 +253,33 @@ class SwapEngine:
             stacklevel=3,
         )
 
+    def host_memory(self) -> HostMemory:
+        """Tell what host memory all states need, once they exist, and what there is."""
+        processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        return HostMemory(
+            needed_bytes=self._table.host_bytes_needed(),
+            held_bytes=self.ledger.host_bytes,
+            processes=int(processes) if processes.isdigit() else 1,
+            available_bytes=available_host_memory(),
+        )
+
+    def announce_host_memory(self) -> None:
+        """Log what host memory is needed and free; warn when it is too little."""
+        memory = self.host_memory()
+        _LOG.info("%s: %s", self.adapter.supports(), memory)
+        if memory.missing_bytes:
+            warnings.warn(
+                f"swap_optimizer: {memory}: {format_bytes(memory.missing_bytes)} too little. "
+                f"Let states stay on the device (device_budget), use more hosts, or shard the "
+                f"optimizer; else the first step may be killed.",
+                ResourceWarning,
+                stacklevel=3,
+            )
+
     def report(self, state: OptimizerState) -> SwapReport:
         """Describe states, latest batches and counters. Blocks until stores are done."""
         self.settle()
-        batches = [batch for lane in self._latest for batch in lane.batches]
+        batches = [batch for lane in self._runner.latest for batch in lane.batches]
         return SwapReport(
             optimizer=self.adapter.supports(),
             packed=self.packed,
@@ -176,7 +288,8 @@ class SwapEngine:
             batch_bytes=tuple(batch.nbytes for batch in batches),
             pinned=self._table.homes.pinned,
             ledger=replace(self.ledger),
-            last_step=self._times(self._latest[0]) if self._latest else None,
+            decision=self._auto.decision if self._auto is not None else "",
+            last_step=self._runner.times(packed=self.packed),
         )
 
     # One step.
@@ -198,7 +311,7 @@ class SwapEngine:
         """Plan anew: first use, or something was changed from outside between updates."""
         self.adapter.validate(self.config)
         self.settle()
-        self._latest = ()
+        self._forget_newest()
         params = [list(members) for members in step.params]
         replaced = not same_groups(params, self._params)
         if replaced or not all(plan.holds_states_of(state) for plan in self._plans.values()):
@@ -209,45 +322,3 @@ class SwapEngine:
             self._params = params
         self._table.admit(self.adapter.iter_update_units(step), state)
         return self._planner.build(step, state)
-
-    def _run(self, step: TorchStep, plan: Plan) -> None:
-        def staying() -> None:
-            for call in plan.staying:
-                self.adapter.step_batch(step, call)
-
-        if not plan.lanes:
-            staying()
-            return
-        # Until it is done: events of an update that fails are not all of one update.
-        self._latest = ()
-        meanwhile = staying
-        for lane in plan.lanes:
-            lane.pipeline.run(lane.batches, self._updater(step, lane), meanwhile)
-            # The store stream is in order, so this event covers those of earlier steps.
-            self._in_flight[lane.device.torch_device] = (lane.device, lane.batches[-1].stored)
-            meanwhile = _nothing
-        self._latest = plan.lanes
-
-    def _updater(self, step: TorchStep, lane: Lane) -> Callable[[int], None]:
-        def update(index: int) -> None:
-            for call in lane.calls[index]:
-                self.adapter.step_batch(step, call)
-
-        return update
-
-    def _times(self, lane: Lane) -> StepTimes:
-        def seconds(end: object) -> float:
-            return lane.device.elapsed(lane.batches[0].restored, end)
-
-        return step_times(
-            [seconds(batch.loaded) for batch in lane.batches],
-            [seconds(batch.updated) for batch in lane.batches],
-            [seconds(batch.stored) for batch in lane.batches],
-            ring=lane.ring,
-            update_after_store=not self.packed,
-            meanwhile=seconds(lane.pipeline.meanwhile_done),
-        )
-
-
-def _nothing() -> None:
-    pass

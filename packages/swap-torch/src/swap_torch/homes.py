@@ -69,6 +69,8 @@ class HomeTable:
         self._by_param: dict[torch.Tensor, dict[str, SwappedState]] = {}
         self._orphans: list[SwappedState] = []
         """Of parameters that left, until the next ``settle``."""
+        self._emptied = False
+        """Whether homes were moved out of since then."""
 
     def of(self, param: torch.Tensor) -> Mapping[str, SwappedState]:
         """The homes of a parameter's states, in the order of the optimizer's keys."""
@@ -111,12 +113,14 @@ class HomeTable:
         for (param, key), home in homes.items():
             self._by_param.setdefault(param, {})[key] = home
         self._orphans.clear()
-        if homes or only:
+        if homes or only or self._emptied:
             self._free_segments()
+            self._emptied = False
 
     def move_out(self, param: torch.Tensor, key: str) -> None:
         """Forget a home; its memory is free after the next :meth:`settle`."""
         del self._by_param[param][key]
+        self._emptied = True
 
     def part_with_all_but(self, params: Iterable[torch.Tensor]) -> None:
         """Drop the homes of parameters that left the optimizer, at the next :meth:`settle`."""

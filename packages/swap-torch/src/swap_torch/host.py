@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
-from swap_core import HostRounding, Ledger, Span, place
+from swap_core import Ledger, Span, place
 from swap_torch.device import AnyTorchDevice
 
 __all__ = ["HostPool", "own_storage_view"]
@@ -45,23 +45,20 @@ class HostPool:
         self._segments.update(enumerate(blocks, self._next))
         self._next += len(blocks)
         self._ledger.host_allocations += len(blocks)
-        self._ledger.host_bytes += sum(map(self._taken, sizes))
+        self._ledger.host_bytes += sum(map(self._device.host_rounding.taken, sizes))
         return spans
 
     def keep_only(self, segments: Collection[int]) -> None:
         """Let go of all other segments; each is freed with the last view of it."""
         for number in [number for number in self._segments if number not in segments]:
-            self._ledger.host_bytes -= self._taken(self._segments.pop(number).numel())
+            self._ledger.host_bytes -= self._device.host_rounding.taken(
+                self._segments.pop(number).numel()
+            )
 
     def bytes_at(self, span: Span) -> torch.Tensor:
         """The bytes of a span (or of several that touch), 1-D uint8, for copies."""
         self._ledger.views_made += 1
         return self._segments[span.segment][span.offset : span.end]
-
-    def _taken(self, nbytes: int) -> int:
-        if self._device.host_rounding is HostRounding.EXACT:
-            return nbytes
-        return 1 << (nbytes - 1).bit_length()
 
 
 def own_storage_view(

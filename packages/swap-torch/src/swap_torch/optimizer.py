@@ -21,7 +21,7 @@ from weakref import ref
 import torch
 from torch.optim import Optimizer
 
-from swap_core import SwapOptimizerConfig, SwapReport, find_adapter, format_bytes
+from swap_core import HostMemory, SwapOptimizerConfig, SwapReport, find_adapter, format_bytes
 from swap_torch.adapter import TorchSwapAdapter
 from swap_torch.device import AnyTorchDevice
 from swap_torch.engine import SwapEngine
@@ -49,7 +49,8 @@ class TorchSwapOptimizer(Optimizer):
 
         Tensors in it that swap are on the CPU, and are the storage between updates: values written
         into them, or other tensors put in their place, are used by the next update. A tensor taken
-        out before a later ``step()`` may be read after it once ``state`` was looked at again.
+        out before a later ``step()`` may be read after it once ``state`` was looked at again; with
+        ``zigzag``, a batch of them may be written only then, too.
         """
         if "_swap" in self.__dict__:
             self._swap.show()
@@ -96,6 +97,11 @@ class TorchSwapOptimizer(Optimizer):
                 loss = closure()
         self._swap.step(self.__dict__["state"])
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop gradients as natively; what was loaded ahead for them is given up."""
+        self._swap.gradients_dropped()
+        super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group as natively, after checking that its options can be combined with swapping.
@@ -190,6 +196,14 @@ class TorchSwapOptimizer(Optimizer):
         Waits for the stores of the latest update.
         """
         return self._swap.report(self.state)
+
+    def host_memory(self) -> HostMemory:
+        """Tell how much host memory all states need, and how much there is.
+
+        States that do not exist yet are included. ``LOCAL_WORLD_SIZE``, which torchrun sets, tells
+        how many processes share the host.
+        """
+        return self._swap.host_memory()
 
     def __repr__(self) -> str:
         """Tell in one line that this optimizer swaps, and how much."""

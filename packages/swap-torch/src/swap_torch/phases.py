@@ -8,7 +8,7 @@ are on the device: to allocate pinned memory for each phase would take longer th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from enum import Enum
 from typing import Any, final
 
@@ -86,11 +86,28 @@ class Phases:
             entry[key] = value
         self.phase = Phase.SWAPPED
 
-    def _load(self, state: OptimizerState) -> None:
-        """Bring the states that swap to the device, all or none."""
+    def let_stay(self, params: Set[torch.Tensor], state: OptimizerState) -> None:
+        """Bring the states of some parameters to the device, where they belong from now on.
+
+        Stores must be done. Blocks until they are there.
+
+        Args:
+            params: Those that the budget keeps.
+            state: ``optimizer.state``.
+
+        Raises:
+            torch.OutOfMemoryError: they do not fit; nothing was moved.
+        """
+        self._load(state, params)
+        self._table.adopt(state)
+
+    def _load(self, state: OptimizerState, only: Set[torch.Tensor] | None = None) -> None:
+        """Bring states that swap to the device, all or none; with ``only``, of those parameters."""
         loaded: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         devices: dict[torch.device, AnyTorchDevice] = {}
         for unit in self._table.units():
+            if only is not None and unit.param not in only:
+                continue
             entry = state.get(unit.param, {})
             for key, home in self._table.swapped(unit.param).items():
                 shown = home.shown
@@ -103,10 +120,10 @@ class Phases:
                     )
                 except device.out_of_memory as error:
                     raise torch.OutOfMemoryError(
-                        f"reload(): no device memory for {key} of {home.slot.owner} "
-                        f"({format_bytes(home.slot.nbytes)}). All states together must fit on "
-                        f"{device.torch_device}; without reload(), step() brings them there batch "
-                        f"by batch. Nothing was moved."
+                        f"{'reload()' if only is None else 'device_budget'}: no device memory for "
+                        f"{key} of {home.slot.owner} ({format_bytes(home.slot.nbytes)}). All "
+                        f"states that are to stay must fit on {device.torch_device} together; "
+                        f"others are brought there batch by batch. Nothing was moved."
                     ) from error
                 local.copy_(host, non_blocking=True)
                 devices[device.torch_device] = device

@@ -32,6 +32,8 @@ class Lane:
     batches: tuple[TorchBatch, ...]
     calls: tuple[tuple[UpdateCall, ...], ...]
     """For each batch, the calls that update it."""
+    shown: tuple[tuple[torch.Tensor, ...], ...]
+    """For each batch, what ``optimizer.state`` shows of its states."""
     ring: int
     """A load waits for the store of the batch this many before it."""
 
@@ -66,6 +68,19 @@ class Plan:
             and (not self.locals or _same(locals_of(self.active), self.locals))
             and self.holds_states_of(state)
         )
+
+    def first_to_load(self) -> torch.Tensor | None:
+        """A parameter whose gradient comes when that of the first batch comes; None: there is none.
+
+        Backward passes come to the last of them first.
+        """
+        if not self.lanes:
+            return None
+        calls = self.lanes[0].calls[0]
+        places = [call.grads for call in calls][-1]
+        last = places.stop - 1 if isinstance(places, slice) else places[-1]
+        param = self.active[last]
+        return param if param.requires_grad else None
 
     def holds_states_of(self, state: OptimizerState) -> bool:
         """Tell whether the states are the very objects that were planned."""

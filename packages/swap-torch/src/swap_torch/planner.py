@@ -129,7 +129,11 @@ class Planner:
             tuple(self._calls(batch, kernels, state, _by_shown(moved, views)))
             for batch, moved, views in zip(batches, states, bound.on_device, strict=True)
         )
-        return Lane(device, bound.pipeline, bound.batches, calls, bound.ring)
+        shown = tuple(
+            tuple(shown for state in moved if (shown := state.shown) is not None)
+            for moved in states
+        )
+        return Lane(device, bound.pipeline, bound.batches, calls, shown, bound.ring)
 
     def _states(self, units: Sequence[TorchUnit]) -> list[SwappedState]:
         """The states that a batch moves: each once, however often its parameter is listed."""

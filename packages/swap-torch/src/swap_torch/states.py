@@ -14,8 +14,9 @@ from typing import Any, TypeAlias, final
 
 import torch
 
-from swap_core import Ledger, StateReport, StayReason, SwapInternalError, UpdateUnit
+from swap_core import Ledger, StateReport, StayReason, SwapInternalError, UpdateUnit, place
 from swap_torch.adapter import TorchSwapAdapter, TorchUnit
+from swap_torch.budget import Budget
 from swap_torch.counters import CounterTable
 from swap_torch.device import AnyTorchDevice
 from swap_torch.eligibility import Eligibility
@@ -37,11 +38,19 @@ class StateTable:
         adapter: Knows the optimizer's states.
         eligibility: Decides which of them swap.
         ledger: Where host memory and views are counted.
+        budget: Decides which of those that could swap stay.
     """
 
-    def __init__(self, adapter: TorchSwapAdapter, eligibility: Eligibility, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        adapter: TorchSwapAdapter,
+        eligibility: Eligibility,
+        ledger: Ledger,
+        budget: Budget,
+    ) -> None:
         self._adapter = adapter
         self._eligibility = eligibility
+        self.budget = budget
         self.homes = HomeTable(adapter, ledger)
         self.counters = CounterTable()
         self.on_device = False
@@ -66,6 +75,7 @@ class StateTable:
         """
         # A parameter may be listed twice in a group; its states are the same.
         units = list({unit.param: unit for unit in units}.values())
+        self._decide(units)
         for unit in units:
             if not state.get(unit.param):
                 group = self._adapter.optimizer.param_groups[unit.adapter_index]
@@ -107,7 +117,56 @@ class StateTable:
         Trainers replace parameters by others and hand them the old ones' states: the next ``admit``
         takes such states with the host memory that they have, and frees what nobody took.
         """
-        self.homes.part_with_all_but(params)
+        stay = list(params)
+        self.homes.part_with_all_but(stay)
+        self.budget.keep_only(stay)
+
+    def bytes_that_could_swap(self) -> dict[torch.Tensor, int]:
+        """For each parameter that has or may get states, in order."""
+        return {
+            unit.param: sum(self._swappable_sizes(unit))
+            for unit in self.units()
+            if unit.param.requires_grad or self.budget.knows(unit.param)
+        }
+
+    def host_bytes_needed(self) -> int:
+        """What the allocator takes for the states that swap when all of them exist."""
+        units = self.units()
+        self._decide([unit for unit in units if unit.param.requires_grad])
+        lanes: dict[torch.device, tuple[AnyTorchDevice, list[list[int]]]] = {}
+        for unit in units:
+            sizes = list(self._swappable_sizes(unit)) if not self._stays(unit) else []
+            if sizes:
+                device = self._device(unit)
+                lanes.setdefault(device.torch_device, (device, []))[1].append(sizes)
+        return sum(
+            sum(map(device.host_rounding.taken, place(units, rounding=device.host_rounding)[1]))
+            for device, units in lanes.values()
+        )
+
+    def _stays(self, unit: TorchUnit) -> bool:
+        """Whether a parameter will have no states, or its states stay within the budget."""
+        has_states = unit.param.requires_grad or bool(self.homes.of(unit.param))
+        return not has_states or self.budget.keeps(unit.param)
+
+    def _decide(self, active: list[TorchUnit]) -> None:
+        """Let the budget decide on parameters that it does not know."""
+        if not self.budget.limit:
+            return
+        if all(self.budget.knows(unit.param) for unit in active):
+            return
+        sizes = self.bytes_that_could_swap()
+        sizes.update((unit.param, sum(self._swappable_sizes(unit))) for unit in active)
+        self.budget.decide(sizes)
+
+    def _swappable_sizes(self, unit: TorchUnit) -> Iterator[int]:
+        """Bytes of each state of a parameter that could swap, as if it were new."""
+        group = self._adapter.optimizer.param_groups[unit.adapter_index]
+        param = local_of(unit.param)
+        for key in self._adapter.state_keys(group):
+            like = local_of(self._adapter.template(unit.param))
+            if self._eligibility.stay_reason(key, param, like, exists=False) is None:
+                yield _nbytes(like)
 
     def _gather_counters(self, units: Iterable[TorchUnit], state: OptimizerState) -> None:
         keys = self._adapter.counter_keys()
@@ -184,6 +243,8 @@ class StateTable:
             return StayReason.SHARES_STORAGE
         if reason is None and self.on_device:
             return StayReason.RELOADED
+        if reason is None and self.budget.keeps(unit.param):
+            return StayReason.BUDGET
         return reason
 
     def _shared_storages(self, state: OptimizerState) -> set[int]:

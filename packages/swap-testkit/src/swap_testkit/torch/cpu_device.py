@@ -7,6 +7,7 @@ import random
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -122,6 +123,15 @@ class CpuAsDevice:
         """The host's own program order."""
         return self._compute
 
+    @property
+    def update_stream(self) -> CpuStream:
+        """The host's own program order: there is no other."""
+        return self._compute
+
+    def as_current(self, stream: CpuStream) -> AbstractContextManager[object]:
+        """The host's own program order stays what it is."""
+        return nullcontext()
+
     def create_event(self) -> CpuEvent:
         """Make an event that has happened."""
         return CpuEvent()
@@ -180,6 +190,16 @@ class CpuAsDevice:
                 _fill(storage)
             else:
                 storage.resize_(0)
+
+    def release_behind(self, memory: DeviceMemory, stream: CpuStream) -> None:
+        """Give the bytes back, after what is queued on ``stream``: that runs now."""
+        self._run_until(stream, stream.queued)
+        self.release(memory)
+
+    def memory_info(self) -> tuple[int, int]:
+        """What states never took of the limit, and the limit; without one nothing is free."""
+        limit = self.limit or 0
+        return max(0, limit - self.peak_bytes), limit
 
     def allocate_host(self, nbytes: int) -> torch.Tensor:
         """Allocate zeroed CPU memory and count it until its last view is gone."""

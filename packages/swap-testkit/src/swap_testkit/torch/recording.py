@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, final
 
 import torch
@@ -75,6 +76,15 @@ class TorchRecordingDevice(RecordingDevice[Any, Any, DeviceMemory, Transfer]):
         return self._torch.torch_device
 
     @property
+    def update_stream(self) -> Any:  # noqa: ANN401  # the inner device's own kind
+        """The inner device's."""
+        return self._torch.update_stream
+
+    def as_current(self, stream: Any) -> AbstractContextManager[object]:  # noqa: ANN401
+        """The inner device's."""
+        return self._torch.as_current(stream)
+
+    @property
     def host_rounding(self) -> HostRounding:
         """The inner device's."""
         return self._torch.host_rounding
@@ -83,6 +93,10 @@ class TorchRecordingDevice(RecordingDevice[Any, Any, DeviceMemory, Transfer]):
     def pinned(self) -> bool:
         """The inner device's."""
         return self._torch.pinned
+
+    def memory_info(self) -> tuple[int, int]:
+        """The inner device's."""
+        return self._torch.memory_info()
 
     def allocate_host(self, nbytes: int) -> torch.Tensor:
         """The inner device's; not recorded, but it can be made to fail."""

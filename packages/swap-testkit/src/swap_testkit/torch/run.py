@@ -83,6 +83,7 @@ def align_scenario(
         One alignment per optimizer and config, in this order.
     """
     steps = max(steps, SCENARIOS[name].least_steps)
+    configs = SCENARIOS[name].varied(configs)
     arguments = (name, tuple(optimizers), device, steps, tuple(configs))
     by_rank = launch(scenario_on_rank, *arguments, nproc=nproc, timeout=timeout, device=device)
     variants = [f"{o}, {described(config)}" for o in optimizers for config in configs]
@@ -130,6 +131,7 @@ def work(
                 f"scenario {name!r} runs on {scenario.worlds} processes, not on {world}."
             )
         steps = max(steps, scenario.least_steps)
+        configs = scenario.varied(configs)
         mine = scenario_on_rank(name, chosen, device, steps, configs)
         by_rank: list[list[RankOutcome]] = [[] for _ in range(world)]
         torch.distributed.all_gather_object(by_rank, mine)

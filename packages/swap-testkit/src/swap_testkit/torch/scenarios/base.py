@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from swap_core import SwapOptimizerConfig
 from swap_testkit.torch.model import lm_loss, text_batch
 from swap_testkit.torch.parallel import Place
 from swap_testkit.torch.trainer import OptimizerFactory, Trainer
@@ -28,6 +29,7 @@ class Scenario:
         build: Makes the trainer of this process, the same each time it is called.
         optimizers: Names of :data:`swap_testkit.torch.scenarios.OPTIMIZERS` that it runs with.
         least_steps: Steps without which it does not show what it is for; more may be asked for.
+        schedules: Fields in which it varies each config that is asked for.
     """
 
     name: str
@@ -36,6 +38,11 @@ class Scenario:
     build: Callable[[Place, OptimizerFactory], Trainer]
     optimizers: tuple[str, ...] = ("adam", "adamw", "adamw-fused", "hyper-adamw")
     least_steps: int = 2
+    schedules: tuple[Mapping[str, Any], ...] = ({},)
+
+    def varied(self, configs: Sequence[SwapOptimizerConfig]) -> tuple[SwapOptimizerConfig, ...]:
+        """Each config with each of the schedules."""
+        return tuple(replace(config, **fields) for config in configs for fields in self.schedules)
 
 
 class LmTrainer:

@@ -38,6 +38,7 @@ class _Kind:
     shape: ModelShape = field(default_factory=ModelShape)
     groups: bool = False
     """Three parameter groups that differ in everything."""
+    clip_norm: float | None = 1.0
     eager: bool = False
     """Train one step natively before anything is wrapped, so that states exist."""
 
@@ -53,6 +54,7 @@ class _Kind:
             optimizer,
             place,
             stream=place.rank,
+            clip_norm=self.clip_norm,
             accumulate=self.accumulate,
             scaler=scaler,
             spoil=partial(_spoil, model, place) if self.scaler else None,
@@ -118,8 +120,22 @@ _KINDS: tuple[tuple[str, str, tuple[int, ...], _Kind], ...] = (
     ("fsdp-uneven", "FSDP2, uneven and empty shards", (2, 4), _Kind(shape=_UNEVEN)),
     ("fsdp-accumulate", "FSDP2, gradient accumulation", (2, 4), _Kind(accumulate=3)),
     ("fsdp-scaler", "FSDP2, GradScaler, an inf on one rank", (2, 4), _Kind(scaler=True)),
+    ("schedules", "loads and updates in the backward pass", (1,), _Kind(_PLAIN, clip_norm=None)),
+    (
+        "fsdp-schedules",
+        "FSDP2, loads and updates in the backward pass",
+        (2, 4),
+        _Kind(clip_norm=None),
+    ),
     ("fsdp-recompute", "FSDP2 and recomputation", (2, 4), _Kind(run_block=_recomputed)),
     ("fsdp-offload", "FSDP2 and activation offload", (2, 4), _Kind(run_block=_offloaded)),
+)
+
+
+_SCHEDULES: tuple[dict[str, Any], ...] = (
+    {"prefetch": "backward"},
+    {"overlap_backward": True},
+    {"device_budget": 0.3, "prefetch": "backward"},
 )
 
 
@@ -127,6 +143,10 @@ def _scenario(name: str, about: str, worlds: tuple[int, ...], kind: _Kind) -> Sc
     # With a scaler the second step is skipped; the third goes on after it.
     least_steps = 3 if kind.scaler else 2
     scenario = Scenario(name, about, worlds, kind.build, least_steps=least_steps)
+    if name.endswith("schedules"):
+        # The first step has no plan yet, the second is watched.
+        optimizers = ("adam", "adamw", "adamw-fused")
+        return replace(scenario, schedules=_SCHEDULES, least_steps=4, optimizers=optimizers)
     if worlds != (1,):
         return scenario
     # One process is cheap, so it also runs what makes no difference to sharding.

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much host memory a run needs, and how much there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from swap_core.report import format_bytes
+
+__all__ = ["HostMemory", "available_host_memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """What the states of one process need in host memory, and what the host has.
+
+    ``str()`` tells it in a sentence.
+    """
+
+    needed_bytes: int
+    """Of this process, when every state exists, as the allocator of pinned memory takes it."""
+    held_bytes: int
+    """Of these, what is allocated already."""
+    processes: int
+    """Processes of this host that need as much, as ``LOCAL_WORLD_SIZE`` tells; else 1."""
+    available_bytes: int | None
+    """What the host, or the container, can still give; None: it does not tell."""
+
+    @property
+    def missing_bytes(self) -> int:
+        """What all processes still need and the host does not have; 0 if it does not tell."""
+        if self.available_bytes is None:
+            return 0
+        return max(0, (self.needed_bytes - self.held_bytes) * self.processes - self.available_bytes)
+
+    def __str__(self) -> str:
+        """Tell what is needed and what is free."""
+        there = (
+            "the host does not tell what is available"
+            if self.available_bytes is None
+            else f"{format_bytes(self.available_bytes)} are available"
+        )
+        each = f"{self.processes} processes x " if self.processes > 1 else ""
+        held = f", of which {format_bytes(self.held_bytes)} are held" if self.held_bytes else ""
+        return (
+            f"optimizer states need {each}{format_bytes(self.needed_bytes)} of host memory{held}; "
+            f"{there}"
+        )
+
+
+def available_host_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that this process could still allocate without swapping out others.
+
+    The least of what the kernel calls available (``MemAvailable`` in /proc/meminfo) and what the
+    limits of the control group leave, version 2 (``memory.max``) or 1. File caches count as free.
+
+    Args:
+        root: Where ``proc`` and ``sys`` are.
+
+    Returns:
+        None where the system does not tell, as outside Linux.
+    """
+    found = [_available_of_host(root / "proc/meminfo"), _left_in_group(root / "sys/fs/cgroup")]
+    return min((nbytes for nbytes in found if nbytes is not None), default=None)
+
+
+def _available_of_host(meminfo: Path) -> int | None:
+    for line in _lines(meminfo):
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _left_in_group(group: Path) -> int | None:
+    for limit, used, stat, cache in _GROUP_VERSIONS:
+        allowed = "".join(_lines(group / limit))
+        taken = "".join(_lines(group / used))
+        if allowed.isdigit() and taken.isdigit():
+            # File caches are given back when the group is short of memory.
+            told = dict(line.split(" ", 1) for line in _lines(group / stat) if " " in line)
+            return max(0, int(allowed) - int(taken) + int(told.get(cache, 0)))
+    return None
+
+
+_GROUP_VERSIONS = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []

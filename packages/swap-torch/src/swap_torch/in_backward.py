@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Updates in the backward pass: a batch is updated as soon as its gradients are final.
+
+[Note: final gradients]
+Only the user knows whether a gradient is final when the backward pass has made it. Clipping by the
+global norm, a GradScaler, accumulation over several backward passes and DDP's reduction all change
+it later. So the first update that could overlap does not: it compares each gradient that the
+backward pass made with the one that ``step()`` gets, and is refused if they differ, before anything
+is changed. Later updates compare objects and version counters, which costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+from weakref import WeakMethod, ref
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from swap_core import UnsupportedOptionError
+from swap_torch.adapter import TorchStep, TorchSwapAdapter, UpdateCall, owner_name
+from swap_torch.ahead import on_gradient
+from swap_torch.gradients import SeenGradient, first_changed
+from swap_torch.plan import Lane, Plan
+from swap_torch.runner import Runner
+from swap_torch.sharding import locals_of, placed_alike
+
+__all__ = ["BackwardUpdates"]
+
+_WHY = (
+    "clipping by global norm, GradScaler, several backward passes before step(), and DDP change "
+    "gradients after the backward pass has made them"
+)
+
+
+@final
+class BackwardUpdates:
+    """Runs an optimizer's updates in the backward pass. See [Note: final gradients].
+
+    Args:
+        adapter: Updates batches.
+        runner: Runs plans.
+        trusted: Do not ask whether gradients change after the backward pass has made them.
+        may_begin: Tells whether a plan, used for the step given, still fits; held weakly.
+    """
+
+    def __init__(
+        self,
+        adapter: TorchSwapAdapter,
+        runner: Runner,
+        *,
+        trusted: bool,
+        may_begin: Callable[[Plan, TorchStep], bool],
+    ) -> None:
+        self._adapter = adapter
+        self._runner = runner
+        self._trusted = trusted
+        self._may_begin = WeakMethod(may_begin)
+        self._proven = trusted
+        self._plan: Plan | None = None
+        self._latest: TorchStep | None = None
+        """Of the latest update: the next one is expected to be like it."""
+        self._handles: dict[torch.Tensor, RemovableHandle] = {}
+        self._places: dict[torch.Tensor, tuple[Lane, int]] = {}
+        """Lane and batch of each parameter whose states swap."""
+        self._seen: dict[torch.Tensor, SeenGradient] = {}
+        """Gradients made since the latest update."""
+        self._missing: dict[tuple[int, int], int] = {}
+        """How many gradients each batch still waits for, by lane and batch."""
+        self._begun: TorchStep | None = None
+        self._hyper: list[dict[str, Any]] = []
+        """Options of each group when the update began."""
+        self._updated: set[torch.Tensor] = set()
+        """Parameters that the update that began has updated."""
+
+    # The backward pass.
+
+    def follow(self, plan: Plan, step: TorchStep) -> None:
+        """After an update: expect the next one to be like it."""
+        self._forget()
+        self._latest = step
+        if plan is self._plan:
+            return
+        self._plan = plan
+        self._places = {
+            plan.active[place]: (lane, index)
+            for lane in plan.lanes
+            for index, calls in enumerate(lane.calls)
+            for call in calls
+            for place in _places(call)
+        }
+        for param in [param for param in self._handles if param not in self._places]:
+            self._handles.pop(param).remove()
+        for param in self._places:
+            if param not in self._handles and param.requires_grad:
+                self._handles[param] = self._watch(param)
+
+    def _watch(self, param: torch.Tensor) -> RemovableHandle:
+        weak = ref(self)  # the parameter must not keep the optimizer's host memory
+
+        def hook(param: torch.Tensor) -> None:
+            updates = weak()
+            if updates is not None:
+                with torch.no_grad():
+                    updates._gradient_arrived(param)
+
+        return on_gradient(param, hook)
+
+    def _gradient_arrived(self, param: torch.Tensor) -> None:
+        grad, place = param.grad, self._places.get(param)
+        if grad is None or place is None:
+            return
+        if param in self._seen:
+            self._refuse_second(param)
+            return
+        self._seen[param] = SeenGradient.of(grad, with_bits=not self._proven)
+        lane, batch = place
+        if self._proven and (self._begun is not None or self._begin()):
+            self._runner.gradient_made(lane)
+            self._missing[id(lane), batch] -= 1
+            self._advance(lane)
+
+    def _begin(self) -> bool:
+        plan, latest, may_begin = self._plan, self._latest, self._may_begin()
+        if plan is None or latest is None or may_begin is None or self._updated:
+            return False
+        groups = self._adapter.optimizer.param_groups
+        step = TorchStep(
+            params=[group["params"] for group in groups],
+            masks=latest.masks,
+            options=tuple(map(self._adapter.plan_options, groups)),
+            grads=[torch.empty(0)] * len(plan.active),
+        )
+        if step.options != latest.options or not may_begin(plan, step):
+            return False
+        self._runner.begin(plan, backwards=True)
+        self._begun = step
+        self._hyper = [_options(group) for group in groups]
+        self._missing = {
+            (id(lane), index): sum(len(call.params) for call in calls)
+            for lane in plan.lanes
+            for index, calls in enumerate(lane.calls)
+        }
+        return True
+
+    def _advance(self, lane: Lane) -> None:
+        """Update the batches whose turn it is and whose gradients are there."""
+        step = self._begun
+        while step is not None and (passage := lane.pipeline.begun) is not None:
+            if passage.position == len(passage.order):
+                return
+            index = passage.order[passage.position].index
+            if self._missing[id(lane), index] or not self._collect(step, lane.calls[index]):
+                return
+            self._runner.proceed(step, lane)
+            assert self._plan is not None  # it began
+            places = [place for call in lane.calls[index] for place in _places(call)]
+            self._updated.update(self._plan.active[place] for place in places)
+
+    def _collect(self, step: TorchStep, calls: tuple[UpdateCall, ...]) -> bool:
+        """Put the gradients of a batch into ``step``; tell whether that could be done now."""
+        assert self._plan is not None  # it began
+        for call in calls:
+            places = _places(call)
+            params = [self._plan.active[place] for place in places]
+            grads = [grad for param in params if (grad := param.grad) is not None]
+            if len(grads) < len(params) or any(grad.is_sparse for grad in grads):
+                return False
+            if self._plan.locals:
+                if not placed_alike(params, grads):
+                    return False  # to be reduced first, which step() does
+                grads = locals_of(grads)
+            for place, grad in zip(places, grads, strict=True):
+                step.grads[place] = grad
+        return True
+
+    # The step.
+
+    def check(self) -> None:
+        """At the beginning of ``step()``: refuse gradients that are not what was seen.
+
+        Raises:
+            UnsupportedOptionError: at the first update that could overlap; nothing was changed.
+            RuntimeError: at a later one: what was updated in the backward pass stays updated.
+        """
+        if self._trusted:
+            return
+        scaled = any(vars(self._adapter.optimizer).get(key) is not None for key in _SCALER)
+        if not self._proven:
+            changed = first_changed(self._seen)
+            if scaled or changed is not None:
+                seen = self._named(changed) if changed is not None else "GradScaler"
+                self._forget()
+                raise UnsupportedOptionError(
+                    f"swap_optimizer: overlap_backward=True does not fit this training: {seen} "
+                    f"changed between the backward pass and step() ({_WHY}). Nothing was updated. "
+                    f"Leave overlap_backward=False (prefetch='backward' is possible), or give "
+                    f"'trusted' if the change does not matter."
+                )
+            self._proven = bool(self._seen)
+            return
+        updated = {param: then for param, then in self._seen.items() if param in self._updated}
+        changed = first_changed(updated)
+        now = [_options(group) for group in self._adapter.optimizer.param_groups]
+        other = self._begun is not None and now != self._hyper
+        if changed is not None or scaled or other:
+            what = "options of a param group" if other else "GradScaler"
+            self._runner.bring_home()
+            self._forget()
+            raise RuntimeError(
+                f"overlap_backward: {what if changed is None else self._named(changed)} changed "
+                f"after the backward pass had updated parameters with it ({_WHY}). Those "
+                f"parameters stay updated. Go on from a checkpoint, with overlap_backward=False."
+            )
+
+    def rest_of(self, step: TorchStep) -> TorchStep:
+        """What is left to do in ``step()``.
+
+        Returns:
+            ``step`` if the update that began goes on as planned or nothing was done; else a step
+            without the parameters that are updated.
+        """
+        begun, plan = self._begun, self._plan
+        if begun is None:
+            return step
+        step.groups_begun, step.decayed = begun.groups_begun, begun.decayed
+        goes_on = plan is not None and all(lane.pipeline.begun for lane in plan.lanes)
+        if goes_on and (step.masks, step.options) == (begun.masks, begun.options):
+            return step
+        self._runner.bring_home()
+        return _without(step, self._updated)
+
+    def gradients_dropped(self) -> None:
+        """Give up an update that began: its gradients are gone."""
+        if self._begun is not None:
+            self._runner.bring_home()
+        self._forget()
+
+    def forget_plan(self) -> None:
+        """Let go of the plan and the states that it holds; what is updated stays known."""
+        self._plan = None
+        self._places = {}
+
+    def refuse_while_updated(self, what: str) -> None:
+        """Refuse what cannot be done between updates in the backward pass and ``step()``.
+
+        Raises:
+            RuntimeError: some parameters are updated; nothing was changed.
+        """
+        if self._updated:
+            raise RuntimeError(
+                f"{what} between the backward pass and step(): with overlap_backward, "
+                f"{len(self._updated)} parameters are updated already. Call step() first."
+            )
+
+    def _forget(self) -> None:
+        self._seen.clear()
+        self._begun = None
+        self._updated = set()
+
+    def _refuse_second(self, param: torch.Tensor) -> None:
+        name = self._named(param)
+        if self._begun is None:
+            # Found at step(), before anything is changed: that the gradient is another one.
+            return
+        self._runner.bring_home()
+        self._forget()
+        raise RuntimeError(
+            f"overlap_backward: a second backward pass before step() adds to {name}, with which "
+            f"the first one has updated parameters already. Those stay updated. Go on from a "
+            f"checkpoint, with overlap_backward=False."
+        )
+
+    def _named(self, param: torch.Tensor) -> str:
+        optimizer = self._adapter.optimizer
+        for group_index, group in enumerate(optimizer.param_groups):
+            for index, member in enumerate(group["params"]):
+                if member is param:
+                    return f"the gradient of {owner_name(optimizer, group_index, index)}"
+        return "the gradient of a parameter"
+
+
+_SCALER = ("grad_scale", "found_inf")
+"""What GradScaler sets on an optimizer whose kernel unscales."""
+
+
+def _places(call: UpdateCall) -> range | tuple[int, ...]:
+    """Where the gradients of a call are among all gradients."""
+    return range(call.grads.start, call.grads.stop) if isinstance(call.grads, slice) else call.grads
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """The options of a group; of a Tensor lr, its value then."""
+    return {
+        key: (value, value._version) if isinstance(value, torch.Tensor) else value
+        for key, value in group.items()
+        if key not in ("params", "param_names")
+    }
+
+
+def _without(step: TorchStep, done: set[torch.Tensor]) -> TorchStep:
+    """A step without some of its parameters."""
+    grads = iter(step.grads)
+    masks, kept = [], []
+    for members, mask in zip(step.params, step.masks, strict=True):
+        left = []
+        for param, active in zip(members, mask, strict=True):
+            grad = next(grads) if active else None
+            wanted = grad is not None and param not in done
+            left.append(wanted)
+            if wanted and grad is not None:
+                kept.append(grad)
+        masks.append(tuple(left))
+    return TorchStep(
+        params=step.params,
+        masks=tuple(masks),
+        options=step.options,
+        grads=kept,
+        groups_begun=step.groups_begun,
+        decayed=step.decayed,
+    )
