@@ -114,6 +114,7 @@ def _arguments(scenario: Scenario, kind: str, folder: Path, more: tuple[str, ...
         chosen = ["--module", "swap_torch.integrations.torchtitan"]
         chosen += ["--config", f"titan_configs.{scenario.config}", "--optimizer.swap-optimizer"]
         chosen += ["--optimizer.swap-optimizer-times", SWAP_TIMES]
+        chosen += scenario.swap_arguments
     return [*chosen, "--dump-folder", str(folder), "--checkpoint.enable", *more]
 
 

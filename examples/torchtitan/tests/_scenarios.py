@@ -18,6 +18,8 @@ class Scenario:
     arguments: tuple[str, ...] = ()
     resume_arguments: tuple[str, ...] | None = None
     """Where they are not ``arguments``: it is resumed with another parallelism."""
+    swap_arguments: tuple[str, ...] = ()
+    """How it swaps, besides in four batches."""
     needs: tuple[int, int] = (2, 13)
     """The first version of torch on which torchtitan 0.3.0 trains so."""
     devices: tuple[str, ...] = ("cpu", "sim", "cuda")
@@ -40,6 +42,7 @@ def _degree(kind: str) -> tuple[str, ...]:
 _PIPELINE = ("--parallelism.pipeline-parallel-schedule",)
 _PARTIAL = _spmd("partial_dtensor")
 _IMPLEMENTATION = "--optimizer.implementation"
+_SWAP = "--optimizer.swap-optimizer"
 _ASYNC = "--checkpoint.async-mode"
 
 SCENARIOS = (
@@ -47,6 +50,10 @@ SCENARIOS = (
     Scenario("AdamW, for-loop", arguments=(_IMPLEMENTATION, "for-loop")),
     Scenario("Adam, for-loop", config="llama3_adam", arguments=(_IMPLEMENTATION, "for-loop")),
     Scenario("several param groups", config="llama3_groups"),
+    Scenario(
+        "zigzag, a third stays",
+        swap_arguments=(f"{_SWAP}-zigzag", f"{_SWAP}-device-budget", "0.3"),
+    ),
     Scenario("a third party's container", config="llama3_other"),
     Scenario("asynchronous checkpoints", arguments=(_ASYNC, "async")),
     Scenario(

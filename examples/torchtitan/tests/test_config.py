@@ -49,6 +49,9 @@ ALL_FLAGS = (
     *("--optimizer.swap-optimizer-min-numel", "0"),
     *("--optimizer.swap-optimizer-packed-swap", "False"),
     *("--optimizer.swap-optimizer-staging-buffers", "3"),
+    "--optimizer.no-swap-optimizer-zigzag",
+    *("--optimizer.swap-optimizer-device-budget", "0.25"),
+    *("--optimizer.swap-optimizer-offload", "always"),
 )
 ALL_OPTIONS = SwapOptimizerConfig(
     swap_times=8,
@@ -56,6 +59,7 @@ ALL_OPTIONS = SwapOptimizerConfig(
     min_numel=0,
     packed_swap=False,
     staging_buffers=3,
+    device_budget=0.25,
 )
 
 
@@ -108,6 +112,23 @@ def test_the_flag_of_an_example_can_be_switched_off():
     assert parse(*arguments, "--optimizer.no-swap-optimizer").optimizer.swap_optimizer is False
 
 
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        (("device-budget", "1000000"), {"device_budget": 1_000_000}),
+        (("zigzag",), {"zigzag": True}),
+        (("offload", "auto"), {"offload": "auto"}),
+        (("packed-swap", "None"), {}),
+        (("state-keys", "None"), {}),
+    ],
+)
+def test_values_of_other_types(flags, options):
+    name, *values = flags
+    config = parse(*STOCK, f"--optimizer.swap-optimizer-{name}", *values).optimizer
+    assert config.swap_options() == SwapOptimizerConfig(**options)
+    assert type(config.swap_options().device_budget) is int
+
+
 def test_override():
     target = 'swap_torch.integrations.torchtitan.swap_optimizer={"times": 8, "min_numel": 0}'
     config = parse(
@@ -126,8 +147,9 @@ def test_an_option_that_the_override_does_not_have():
 def test_every_option_has_a_field_with_its_default():
     defaults = SwapOptimizerConfig()
     options = {field.name for field in fields(SwapOptimizerConfig)}
-    # A container takes no closure, and torch's optimizers own no master parameters.
-    options -= {"allow_closure", "include_master_params"}
+    # A container takes no closure, and torch's optimizers own no master parameters. torchtitan puts
+    # the backward pass into CUDA graphs, and clips gradients after it.
+    options -= {"allow_closure", "include_master_params", "prefetch", "overlap_backward"}
     names = {f"swap_optimizer_{name.removeprefix('swap_')}": name for name in options}
     ours = {field.name: field.default for field in fields(SwapFields)}
     assert ours.pop("swap_optimizer") is False
@@ -200,6 +222,7 @@ def container_of(*groups, **options):
             ("--optimizer.swap-optimizer-staging-buffers", "1"),
             "optimizer.swap_optimizer_staging_buffers: .*an integer >= 2",
         ),
+        (("--optimizer.swap-optimizer-device-budget", "-1"), "swap_optimizer_device_budget: "),
     ],
 )
 def test_values_are_checked_by_name(flags, message, capsys):
@@ -210,6 +233,11 @@ def test_values_are_checked_by_name(flags, message, capsys):
     name = flags[0].removeprefix("--optimizer.").replace("-", "_")
     with pytest.raises(ValueError, match=message):
         swap_config(default_adamw(), **{name: int(flags[1])})
+
+
+def test_fields_that_exclude_each_other():
+    with pytest.raises(ValueError, match=r"optimizer.swap_optimizer: .*device_budget=8 is not"):
+        swap_config(default_adamw(), swap_optimizer_device_budget=8, swap_optimizer_offload="auto")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from swap_core import SwapOptimizerConfig
 
@@ -42,21 +43,38 @@ class SwapFields:
     swap_optimizer_staging_buffers: int = 2
     """Number of device arenas of the packed pipeline."""
 
+    swap_optimizer_zigzag: bool = False
+    """Every other update runs backwards, so that the last batch of one is the first of the next."""
+
+    swap_optimizer_device_budget: int | float = 0
+    """States that stay on the device for each optimizer: bytes (an integer), or a fraction of those
+    that would swap (0.0 to 1.0)."""
+
+    swap_optimizer_offload: Literal["always", "auto"] = "always"
+    """auto: swap all in the first updates, then only as much as turned out not to fit."""
+
     def swap_options(self) -> SwapOptimizerConfig:
         """These fields as the config that optimizers are wrapped with.
 
         Raises:
             ValueError: a value is not accepted; names the field.
         """
-        options = {}
-        for field in fields(SwapFields):
-            if not field.name.startswith(PREFIX):
-                continue
-            name = field.name.removeprefix(PREFIX)
-            option = {_RENAMED.get(name, name): getattr(self, field.name)}
-            try:
-                SwapOptimizerConfig(**option)
-            except ValueError as error:
-                raise ValueError(f"optimizer.{field.name}: {error}") from error
-            options |= option
-        return SwapOptimizerConfig(**options)
+        options = {
+            field.name: getattr(self, field.name)
+            for field in fields(SwapFields)
+            if field.name.startswith(PREFIX)
+        }
+        for name, value in options.items():
+            _options({name: value}, f"optimizer.{name}")
+        return _options(options, "optimizer.swap_optimizer")
+
+
+def _options(values: dict[str, Any], where: str) -> SwapOptimizerConfig:
+    """Leave out the prefix, and name the field in what is raised."""
+    short = {name.removeprefix(PREFIX): value for name, value in values.items()}
+    try:
+        return SwapOptimizerConfig(
+            **{_RENAMED.get(name, name): value for name, value in short.items()}
+        )
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
