@@ -25,7 +25,6 @@ from _check import Outcome, check
 from _scenarios import SCENARIOS, Scenario
 
 PAGE = Path(__file__).parents[3] / "docs" / "coverage.md"
-BEGIN, END = "<!-- matrix.py: begin -->\n", "<!-- matrix.py: end -->\n"
 DEVICES = {"cpu": "CPU", "sim": "simulated accelerator", "cuda": "CUDA"}
 
 
@@ -39,13 +38,15 @@ def main() -> int:
         device for device in DEVICES if device != "cuda" or torch.cuda.is_available()
     ]
     scenarios = [scenario for scenario in SCENARIOS if options.scenario in scenario.name]
-    results = {device: run(device, scenarios) for device in devices}
-    text = page_part(scenarios, results)
-    print(text)
-    if options.record:
-        record(text)
-    outcomes = [outcome for result in results.values() for outcome in result.values()]
-    return int(any(outcome.differences or outcome.swapped_error for outcome in outcomes))
+    good = True
+    for device in devices:
+        outcomes = run(device, scenarios)
+        text = page_part(device, scenarios, outcomes)
+        print(text)
+        if options.record:
+            record(device, text)
+        good &= not any(each.differences or each.swapped_error for each in outcomes.values())
+    return 0 if good else 1
 
 
 def run(device: str, scenarios: list[Scenario]) -> dict[Scenario, Outcome]:
@@ -90,16 +91,16 @@ def first_line(error: str) -> str:
     return line.replace("|", "/")[:200]
 
 
-def page_part(scenarios: list[Scenario], results: dict[str, dict[Scenario, Outcome]]) -> str:
-    """The table, and on what it was made."""
-    head = ["training", "processes", *(DEVICES[device] for device in results)]
-    rows = [head, ["---"] * len(head)]
-    for scenario in scenarios:
-        cells = [cell(results[device].get(scenario)) for device in results]
-        rows.append([scenario.name, str(scenario.nproc), *cells])
+def page_part(device: str, scenarios: list[Scenario], outcomes: dict[Scenario, Outcome]) -> str:
+    """The table of one device, and on what it was made."""
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "torchtitan"))
     machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}"
-    about = f"{date.today().isoformat()}, {versions}, {machine}; {gpus()}."
+    about = f"{DEVICES[device]}: {date.today().isoformat()}, {versions}, {machine}, {gpus()}."
+    rows = [["training", "processes", "native and swapped"], ["---"] * 3]
+    for scenario in scenarios:
+        # The name says the device, since the first cells of this page's tables are all different.
+        name = f"{scenario.name} ({device})"
+        rows.append([name, str(scenario.nproc), cell(outcomes.get(scenario))])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return f"{about}\n\n{table}\n"
 
@@ -110,12 +111,14 @@ def gpus() -> str:
     return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
 
 
-def record(text: str) -> None:
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    if not after and not rest:
-        raise SystemExit(f"{PAGE} has no line {BEGIN!r}")
-    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+def record(device: str, text: str) -> None:
+    """Replace what the page has for this device."""
+    begin, end = (f"<!-- matrix.py, {device}: {word} -->\n" for word in ("begin", "end"))
+    before, found, rest = PAGE.read_text().partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise SystemExit(f"{PAGE} has no lines {begin!r} and {end!r}")
+    PAGE.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
 if __name__ == "__main__":
