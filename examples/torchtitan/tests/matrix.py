@@ -50,14 +50,8 @@ def main() -> int:
 
 
 def run(device: str, scenarios: list[Scenario]) -> dict[Scenario, Outcome]:
-    """Run those that this device, this torch and as many devices as there are can run."""
-    installed = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    cards = torch.cuda.device_count() if device == "cuda" else 2
-    there = [
-        scenario
-        for scenario in scenarios
-        if device in scenario.devices and scenario.needs <= installed and scenario.nproc <= cards
-    ]
+    """Run those that can be run here."""
+    there = [scenario for scenario in scenarios if missing(scenario, device) is None]
     outcomes: dict[Scenario, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="torchtitan-matrix-") as name:
         assets = make_assets(Path(name, "assets"))
@@ -69,14 +63,24 @@ def run(device: str, scenarios: list[Scenario]) -> dict[Scenario, Outcome]:
     return outcomes
 
 
+def missing(scenario: Scenario, device: str) -> str | None:
+    """What a scenario needs that is not here, if anything."""
+    if device not in scenario.devices:
+        return "an accelerator"
+    if device == "cuda" and torch.cuda.device_count() < scenario.nproc:
+        return f"{scenario.nproc} cards"
+    installed = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if installed < scenario.needs:
+        return f"torch {'.'.join(map(str, scenario.needs))}"
+    return None
+
+
 def processes(scenario: Scenario) -> int:
     return scenario.nproc
 
 
-def cell(outcome: Outcome | None) -> str:
+def cell(outcome: Outcome) -> str:
     """What the table says."""
-    if outcome is None:
-        return "not run"
     if outcome.native_error is not None:
         return f"torchtitan itself fails: {first_line(outcome.native_error)}"
     if outcome.swapped_error is not None:
@@ -100,7 +104,9 @@ def page_part(device: str, scenarios: list[Scenario], outcomes: dict[Scenario, O
     for scenario in scenarios:
         # The name says the device, since the first cells of this page's tables are all different.
         name = f"{scenario.name} ({device})"
-        rows.append([name, str(scenario.nproc), cell(outcomes.get(scenario))])
+        needs = missing(scenario, device)
+        result = f"not run: needs {needs}" if needs else cell(outcomes[scenario])
+        rows.append([name, str(scenario.nproc), result])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return f"{about}\n\n{table}\n"
 
