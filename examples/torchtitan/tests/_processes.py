@@ -27,7 +27,7 @@ def train(
     nproc: int,
     assets: Path,
     logs: Path,
-    timeout: float = 400.0,
+    silence: float = 180.0,
 ) -> str:
     """Run trainings one after the other in ``nproc`` processes.
 
@@ -37,13 +37,13 @@ def train(
         nproc: Number of processes.
         assets: What ``_assets.make_assets`` made.
         logs: A folder that does not exist yet, for what each rank prints.
-        timeout: Seconds for all of it.
+        silence: After as many seconds in which no rank prints anything all are killed.
 
     Returns:
         What rank 0 printed.
 
     Raises:
-        TrainingFailedError: a rank failed, or time is up.
+        TrainingFailedError: a rank failed, or all were silent for too long.
     """
     arguments = [argument for training in trainings for argument in ("---", *training)][1:]
     (logs / "meeting").mkdir(parents=True)
@@ -61,7 +61,7 @@ def train(
             )
             stack.callback(ranks[-1].wait)
             stack.callback(ranks[-1].kill)
-        failed = _wait(ranks, time.monotonic() + timeout)
+        failed = _wait(ranks, files, silence)
     if failed is not None:
         raise TrainingFailedError(_last_words(files[failed], ranks[failed].returncode))
     return files[0].read_text()
@@ -80,17 +80,21 @@ def _environment(rank: int, nproc: int, assets: Path, logs: Path) -> dict[str, s
     }
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]], deadline: float) -> int | None:
-    """Wait for all; return the first that failed, or one that is late, if any."""
+def _wait(ranks: list[subprocess.Popen[bytes]], files: list[Path], silence: float) -> int | None:
+    """Wait for all; return the first that failed, or one that hangs, if any."""
     failed = None
+    printed, deadline = 0, time.monotonic() + silence
     while True:
         codes = [rank.poll() for rank in ranks]
         if all(code is not None for code in codes) or time.monotonic() > deadline:
             break
         if failed is None and any(codes):
             failed = next(rank for rank, code in enumerate(codes) if code)
-            deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
-        time.sleep(0.05)
+            deadline = time.monotonic() + _GRACE_SECONDS
+        now = sum(file.stat().st_size for file in files)
+        if failed is None and now != printed:
+            printed, deadline = now, time.monotonic() + silence
+        time.sleep(0.1)
     if failed is None:
         failed = next((rank for rank, code in enumerate(codes) if code != 0), None)
     return failed
@@ -99,7 +103,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]], deadline: float) -> int | None:
 def _last_words(file: Path, code: int | None) -> str:
     text = file.read_text()
     if code == -9:
-        return f"{file.name}: took too long and was killed\n{text[-2000:]}"
+        return f"{file.name}: printed nothing for too long and was killed\n{text[-2000:]}"
     errors = [line for line in text.splitlines() if _is_error(line)]
     return "\n".join([*errors[-3:], f"exit code {code} of {file}", text[-3000:]])
 
