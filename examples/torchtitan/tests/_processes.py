@@ -105,7 +105,7 @@ def _last_words(file: Path, code: int | None) -> str:
     if code == -9:
         return f"{file.name}: printed nothing for too long and was killed\n{text[-2000:]}"
     errors = [line for line in text.splitlines() if _is_error(line)]
-    return "\n".join([*errors[-3:], f"exit code {code} of {file}", text[-3000:]])
+    return "\n".join([*errors[-3:], f"exit code {code} of {file.name}", text[-3000:]])
 
 
 def _is_error(line: str) -> bool:
