@@ -179,9 +179,19 @@ def downstream(session: nox.Session) -> None:
 
 @nox.session
 def integrations(session: nox.Session) -> None:
-    """Train with Accelerate, Transformers, Lightning and DCP, natively and swapped, and resume."""
+    """Train with Accelerate, Transformers, Lightning, DCP and torchtitan, natively and swapped."""
     install(session, group("integrations"), TORCH_DISTRIBUTIONS)
-    session.run("pytest", "examples/trainers/tests", *session.posargs)
+    tests = session.posargs or ("examples/trainers/tests", "examples/torchtitan/tests")
+    session.run("pytest", *tests)
+
+
+@nox.session(default=False)
+def torchtitan_matrix(session: nox.Session) -> None:
+    """Train torchtitan in every parallelism, on the torch that it is made for: 6 GB, an hour."""
+    # Not the pinned torch: torchtitan 0.3 needs 2.14 for tensor parallelism and pipelines.
+    folders = [distribution.folder for distribution in TORCH_DISTRIBUTIONS]
+    session.install("torch==2.14.1", *group("torchtitan"), *folders)
+    session.run("python", "examples/torchtitan/tests/matrix.py", *session.posargs)
 
 
 @nox.session

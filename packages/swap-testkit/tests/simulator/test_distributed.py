@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from swap_testkit import cli
 from swap_testkit.torch import RankFailedError, launch, simulator
 from swap_testkit.torch.run import align_scenario
 from swap_testkit.torch.simulator import Schedule
-from swap_testkit.torch.simulator.process_group import BACKEND
+from swap_testkit.torch.simulator.process_group import BACKEND, SimulatedGroup
 from swap_testkit.torch.simulator.role import check_races
 
 DEVICE = "simnpu"
@@ -80,6 +81,24 @@ def send_and_receive(rank: int, world: int) -> None:
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_collectives(nproc: int) -> None:
     assert all(BACKEND in name for name in launch(collectives, nproc=nproc, device="sim"))
+
+
+def a_shorter_timeout() -> None:
+    """Trainers set one after the first step; torch asks the backend of the CPU for that."""
+    group = dist.new_group(backend=BACKEND)
+    assert type(group) is SimulatedGroup
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)
+    group.set_timeout(timedelta(seconds=1))  # torch 2.14 calls this
+    for device in (here(), torch.device("cpu")):
+        assert not group._get_backend(device).supports_coalescing
+        if dist.get_rank() == 0:
+            with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
+                dist.all_reduce(torch.ones(1, device=device), group=group)
+    dist.barrier()
+
+
+def test_timeouts_can_be_changed() -> None:
+    launch(a_shorter_timeout, nproc=2, device="sim")
 
 
 def a_wait_that_is_missing() -> list[str]:

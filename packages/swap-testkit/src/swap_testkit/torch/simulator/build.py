@@ -30,7 +30,7 @@ CACHE_VARIABLE = "SWAP_TESTKIT_CACHE"
 
 _SOURCES = Path(__file__).parent / "csrc"
 _UNITS = ("unity_operators.cpp", "unity_runtime.cpp")
-_SUPPORTED = "2.10 to 2.13"
+_SUPPORTED = "2.10 to 2.14"
 """Versions with which it was tested."""
 _COMPILERS = ("c++", "g++", "clang++")
 _log = logging.getLogger(__name__)

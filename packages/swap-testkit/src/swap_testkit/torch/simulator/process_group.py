@@ -97,6 +97,15 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
         """What it serves; asynchronous checkpoints ask whether the CPU is among them."""
         return [torch.device("cpu"), torch.device(str(enabled_name()))]
 
+    def _get_backend(self, device: torch.device) -> Gloo:
+        """What torch asks for features (2.14 in a pipeline), and sets timeouts through (2.13)."""
+        return self._cpu_gloo if device.type == "cpu" else self._gloo
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change how long a collective may take; trainers do after the first step."""
+        for group in (self._gloo, self._cpu_gloo):
+            group._set_default_timeout(timeout)
+
     @property
     def pg_name(self) -> str:
         """The name that torch gave this group."""

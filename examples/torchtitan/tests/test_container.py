@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers on small models: what they wrap, and that their state dicts are torchtitan's own."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+from torchtitan.components.optimizer import (
+    LRSchedulersContainer,
+    OptimizersContainer,
+    ParamGroupConfig,
+)
+
+from swap_core import UnsupportedOptimizerError
+from swap_testkit.torch import CpuAsDevice, assert_same_bits
+from swap_torch import is_swap_optimizer
+from swap_torch.integrations.torchtitan import (
+    SwapOptimizersContainer,
+    swap_config,
+    swap_container,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.filterwarnings("error:.*swap_optimizer"),
+]
+
+
+class OnTheCpu(SwapOptimizersContainer):
+    """For machines without an accelerator."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(SwapOptimizersContainer.Config):
+        pass
+
+    def swap_device(self):
+        return CpuAsDevice()
+
+
+def groups():
+    rest = {"lr": 0.01, "weight_decay": 0.1}
+    return [
+        ParamGroupConfig(pattern="bias", optimizer_name="Adam", optimizer_kwargs={"lr": 0.02}),
+        ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs=rest),
+    ]
+
+
+def parts():
+    torch.manual_seed(0)
+    return [nn.Sequential(OrderedDict({name: nn.Linear(40, 40)})) for name in ("one", "two")]
+
+
+def built(container, model_parts, **options):
+    config = container.Config(param_groups=groups(), implementation="for-loop", **options)
+    return config.build(model_parts=model_parts)
+
+
+def native_and_swapped(steps=3, **options):
+    """Both trained, with their model parts."""
+    made = []
+    for container in (OptimizersContainer, OnTheCpu):
+        more = {"swap_optimizer": True, "swap_optimizer_min_numel": 0, **options}
+        model_parts = parts()
+        optimizers = built(container, model_parts, **(more if container is OnTheCpu else {}))
+        train(optimizers, model_parts, steps)
+        made.append((optimizers, model_parts))
+    return made
+
+
+def train(optimizers, model_parts, steps):
+    for step in range(steps):
+        x = torch.randn(4, 40, generator=torch.Generator().manual_seed(step))
+        for part in model_parts:
+            x = part(x)
+        x.square().mean().backward()
+        optimizers.step()
+        optimizers.zero_grad()
+
+
+def bits(state_dict):
+    """Tensors by what their memory holds."""
+    return {
+        name: value.numpy().tobytes() if isinstance(value, torch.Tensor) else value
+        for name, value in state_dict.items()
+    }
+
+
+def test_every_optimizer_of_every_part_is_wrapped():
+    (native, _), (swapped, _) = native_and_swapped()
+    assert len(swapped) == 4  # two kinds for each of two parts
+    assert all(is_swap_optimizer(each) for each in swapped)
+    assert not any(is_swap_optimizer(each) for each in native)
+    for ours, theirs in zip(swapped, native, strict=True):
+        assert_same_bits(theirs, ours)
+        assert ours.swap_report().ledger.updates == 3
+        assert ours.swap_report().ledger.host_bytes > 0
+
+
+def test_options_reach_the_optimizers():
+    (_, _), (swapped, _) = native_and_swapped(
+        swap_optimizer_times=3, swap_optimizer_packed_swap=False, swap_optimizer_state_keys=None
+    )
+    assert "per tensor, swap_times=3" in repr(swapped.optimizers[0])
+
+
+def test_off_is_torchtitans_own():
+    model_parts = parts()
+    optimizers = built(OnTheCpu, model_parts)
+    assert [type(each) for each in optimizers] == [torch.optim.Adam, torch.optim.AdamW] * 2
+
+
+def test_metrics_keep_their_names():
+    (native, _), (swapped, _) = native_and_swapped()
+    names = [
+        LRSchedulersContainer(optimizers, lambda _: 1.0).get_metrics()
+        for optimizers in (native, swapped)
+    ]
+    assert names[0] == names[1] == {"lr/Adam": 0.02, "lr/AdamW": 0.01}
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_state_dicts_are_torchtitans_own(steps):
+    (native, _), (swapped, _) = native_and_swapped(steps)
+    found = bits(swapped.state_dict())
+    assert "state.one.weight.exp_avg_sq" in found
+    assert found == bits(native.state_dict())
+
+
+def test_state_dicts_there_and_back():
+    (native, _), (swapped, _) = native_and_swapped(2)
+    ahead = native_and_swapped(4)
+    ahead[0][0].load_state_dict(swapped.state_dict())
+    ahead[1][0].load_state_dict(native.state_dict())
+    assert bits(ahead[0][0].state_dict()) == bits(native.state_dict())
+    assert bits(ahead[1][0].state_dict()) == bits(native.state_dict())
+
+
+def test_a_state_dict_does_not_change_with_training():
+    model_parts = parts()
+    optimizers = built(OnTheCpu, model_parts, swap_optimizer=True, swap_optimizer_min_numel=0)
+    train(optimizers, model_parts, 1)
+    held = optimizers.state_dict()
+    before = bits(held)
+    train(optimizers, model_parts, 2)
+    assert bits(held) == before
+    assert bits(optimizers.state_dict()) != before
+
+
+# Other kinds of optimizers and containers.
+
+
+class UnknownOptimizer(torch.optim.SGD):
+    """One without an adapter."""
+
+    def step(self, closure=None):
+        super().step(closure)
+
+
+class WithUnknown(OptimizersContainer):
+    @dataclass(kw_only=True, slots=True)
+    class Config(OptimizersContainer.Config):
+        pass
+
+    @staticmethod
+    def _resolve_optimizer_factory(name):
+        if name == "Unknown":
+            return UnknownOptimizer
+        if name == "function":
+            return lambda groups: UnknownOptimizer(groups, lr=0.1)
+        return OptimizersContainer._resolve_optimizer_factory(name)
+
+
+def mixed(name):
+    kinds = [
+        ParamGroupConfig(pattern="weight", optimizer_name=name, optimizer_kwargs={"lr": 0.1}),
+        groups()[1],
+    ]
+    return WithUnknown.Config(param_groups=kinds, implementation="for-loop")
+
+
+def test_an_optimizer_without_an_adapter_is_refused_before_a_model_exists():
+    config = swap_config(mixed("Unknown"))
+    message = "optimizer.param_groups 'weight', which is Unknown .*UnknownOptimizer, which is not"
+    with pytest.raises(UnsupportedOptimizerError, match=message):
+        swap_config(config, swap_optimizer=True)
+
+
+def test_one_that_only_the_container_can_make_is_refused_before_any_is_wrapped(monkeypatch):
+    wrapped = []
+    monkeypatch.setattr(
+        "swap_torch.integrations.torchtitan.container.swap_optimizer",
+        lambda optimizer, *_, **__: wrapped.append(optimizer),
+    )
+    config = swap_config(mixed("function"), swap_optimizer=True)
+    message = (
+        "this config builds UnknownOptimizer for one.weight. .*is not supported. Supported: .*"
+    )
+    with pytest.raises(UnsupportedOptimizerError, match=message):
+        config.build(model_parts=parts()[:1])
+    assert wrapped == []
+
+
+class ThirdParty(OptimizersContainer):
+    """With a field, a check and an argument of its own."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(OptimizersContainer.Config):
+        note: str = ""
+        seen: list[str] = field(default_factory=list)
+
+        def __post_init__(self):
+            self.seen.append("checked")
+
+    def __init__(self, config, *, model_parts, owner=None):
+        super().__init__(config, model_parts=model_parts)
+        self.owner = owner
+
+
+def test_a_third_partys_container():
+    container = swap_container(ThirdParty)
+    assert swap_container(ThirdParty) is container
+    assert swap_container(container) is container
+    assert issubclass(container, ThirdParty)
+    assert container.__name__ == "SwapThirdParty"
+    config = swap_config(ThirdParty.Config(param_groups=groups(), note="mine"))
+    assert type(config) is container.Config
+    assert (config.note, config.seen) == ("mine", ["checked", "checked"])
+    config.implementation = "for-loop"
+    optimizers = config.build(model_parts=parts(), owner="me")
+    assert optimizers.owner == "me"
+    assert type(optimizers) is container
+
+
+def test_the_public_container_is_that_of_torchtitans():
+    assert swap_container(OptimizersContainer) is SwapOptimizersContainer
+    assert SwapOptimizersContainer.__name__ == "SwapOptimizersContainer"

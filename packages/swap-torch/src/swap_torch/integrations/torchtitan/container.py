@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers of optimizers that swap what they build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from torch.optim import Optimizer
+from torchtitan.components.optimizer import OptimizersContainer
+from torchtitan.tools.logging import logger
+
+from swap_torch.api import swap_optimizer
+from swap_torch.device import AnyTorchDevice
+from swap_torch.integrations.torchtitan.conflicts import (
+    refuse_config,
+    refuse_container,
+    refuse_optimizers,
+)
+from swap_torch.integrations.torchtitan.fields import SwapFields
+from swap_torch.integrations.torchtitan.rehearsal import rehearse
+
+__all__ = ["SwapOptimizersContainer", "swap_container"]
+
+
+class SwapMixin:
+    """What swapping adds to a container.
+
+    Optimizers are wrapped where they are built, so whatever gets them later (learning rate
+    schedulers, hooks, the checkpointer) sees the wrapped ones. ``step``, ``state_dict`` and the
+    rest of the container are left alone.
+    """
+
+    def __init__(self, config: OptimizersContainer.Config, **runtime: object) -> None:
+        super().__init__(config, **runtime)
+        if config.swap_optimizer:
+            self._swap(config)
+
+    def swap_device(self) -> AnyTorchDevice | None:
+        """The device that :func:`swap_torch.swap_optimizer` is given; None: the parameters' own.
+
+        For subclasses, such as tests on machines without an accelerator.
+        """
+        return None
+
+    def _swap(self, config: OptimizersContainer.Config) -> None:
+        optimizers: list[Optimizer] = self.optimizers  # type: ignore[attr-defined]  # the container's
+        device = self.swap_device()
+        refuse_optimizers(optimizers, device)
+        for optimizer in optimizers:
+            swap_optimizer(optimizer, config.swap_options(), device=device)
+            logger.info(f"optimizer.swap_optimizer: {optimizer!r}")
+
+
+def swap_container(base: type[OptimizersContainer]) -> type[OptimizersContainer]:
+    """Make a container that is ``base`` with swapping: the same config, and the fields of ours.
+
+    For third parties' containers; torchtitan's own is :class:`SwapOptimizersContainer`. Called
+    again it returns the same class.
+
+    Args:
+        base: Takes its config first and everything else by keyword, and keeps what it builds in
+            ``optimizers``, as torchtitan's does. Its ``step`` must call theirs.
+
+    Raises:
+        ValueError: a container that cannot be combined with swapping.
+    """
+    if issubclass(base, SwapMixin):
+        return base
+    refuse_container(base)
+    return _swap_container(base)
+
+
+@cache
+def _swap_container(base: type[OptimizersContainer]) -> type[OptimizersContainer]:
+    @dataclass(kw_only=True, slots=True)
+    class Config(SwapFields, base.Config):  # type: ignore[name-defined]  # of an argument
+        def __post_init__(self) -> None:
+            _post_init_of(base.Config)(self)
+            options = self.swap_options()
+            if self.swap_optimizer:
+                refuse_config(self)
+                rehearse(self, options)
+
+    name = f"Swap{base.__name__}"
+    Config.__qualname__ = f"{name}.Config"
+    about = f"{base.__name__} that keeps optimizer states in host memory if its config says so."
+    return type(
+        name, (SwapMixin, base), {"Config": Config, "__doc__": about, "__module__": __name__}
+    )
+
+
+def _post_init_of(config: type) -> Callable[[object], None]:
+    """``__post_init__``, which a dataclass may have or not."""
+    found: Callable[[object], None] = getattr(config, "__post_init__", lambda _: None)
+    return found
+
+
+SwapOptimizersContainer = swap_container(OptimizersContainer)
+"""torchtitan's container, with swapping."""
