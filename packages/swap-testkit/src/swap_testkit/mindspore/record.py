@@ -89,5 +89,6 @@ def _memory(optimizer: nn.Optimizer) -> Memory:
         return Memory(idle, report.resident_bytes + report.peak_device_bytes, report.host_bytes)
     adapter = find_adapter(optimizer, "mindspore")(optimizer)  # type: ignore[call-arg]
     assert isinstance(adapter, MindSporeSwapAdapter)  # the entry-point group's promise
-    held = sum(state.nbytes for states in adapter.states().values() for state in states)
+    existing = (s for states in adapter.states().values() for s in states if s is not None)
+    held = sum(state.nbytes for state in existing)
     return Memory(held, held, 0)
