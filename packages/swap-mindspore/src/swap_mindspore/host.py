@@ -46,12 +46,13 @@ class HostArena(Arena):
 
     def __init__(self, nbytes: int, pieces: Sequence[Piece]) -> None:
         super().__init__(nbytes, pieces)
-        self._bytes = np.empty(nbytes, np.uint8)
+        self._bytes = np.empty(0, np.uint8)
+        self._nothing = tuple(mint.empty(piece.shape, dtype=piece.dtype) for piece in self.pieces)
+        """For each view what it is bound to while there is no memory: it has a shape, and 0 bytes."""
         self.views = tuple(
-            Parameter(_tensor_over(self._bytes, piece), name=f"swap_arena.{number}")
-            for number, piece in enumerate(self.pieces)
+            Parameter(tensor, name=f"swap_arena.{number}")
+            for number, tensor in enumerate(self._nothing)
         )
-        self.fill()
         self.empty()
 
     def fill(self) -> None:
@@ -61,9 +62,10 @@ class HostArena(Arena):
             view.set_data(_tensor_over(self._bytes, piece))
 
     def empty(self) -> None:
-        """Let go of the array: with the storages over it, its memory goes."""
-        for view in self.views:
-            view.untyped_storage().resize_(0)
+        """Let go of the array. Only ``set_data`` makes a Parameter let go, ``resize_`` does not."""
+        for view, nothing in zip(self.views, self._nothing, strict=True):
+            nothing.untyped_storage().resize_(0)
+            view.set_data(nothing)
         self._bytes = np.empty(0, np.uint8)
 
     def overwrite(self, byte: int) -> None:
