@@ -69,7 +69,7 @@ def _add_align(parser: argparse.ArgumentParser) -> None:
         "--framework",
         default="torch",
         choices=("torch", "mindspore"),
-        help="of the builder or the scenarios (default torch); mindspore runs on this process",
+        help="of the builder or the scenarios (default torch)",
     )
     parser.add_argument("--seed", type=int, default=0, help="for the builder (default 0)")
     parser.add_argument(
@@ -122,8 +122,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _configs(options: argparse.Namespace) -> list[SwapOptimizerConfig]:
-    both = [False] if options.framework == "mindspore" else [True, False]
-    ways = [True] if options.packed else [False] if options.per_tensor else both
+    # MindSpore's optimizers have different ways; None stands for all that one has.
+    both = [None] if options.framework == "mindspore" else [True, False]
+    ways: Sequence[bool | None] = [True] if options.packed else [False] if options.per_tensor else both
     return [
         SwapOptimizerConfig(
             swap_times=options.swap_times, min_numel=options.min_numel, packed_swap=packed
@@ -177,19 +178,39 @@ def _jobs(options: argparse.Namespace) -> Iterator[_Job]:
 def _mindspore_jobs(options: argparse.Namespace) -> Iterator[_Job]:
     from swap_testkit.mindspore import align as mindspore
 
-    if options.parallel != "none" or options.nproc not in (None, [1]):
-        raise ValueError("--parallel and --nproc are for torch; leave them out with mindspore.")
-    common = {"configs": _configs(options), "steps": options.steps, "device": options.device}
+    common = {"steps": options.steps, "device": options.device}
+    if options.parallel != "none" or (options.builder and options.nproc not in (None, [1])):
+        raise ValueError(
+            "--parallel, and --nproc with a builder, are for torch; leave them out with mindspore."
+        )
     if options.builder:
         sys.path.insert(0, "")
-        tolerance = Tolerance(options.rtol, options.atol)
-        chosen = partial(mindspore.align_job, seed=options.seed, tolerance=tolerance, **common)
-        yield options.builder, partial(chosen, options.builder)
+        yield (
+            options.builder,
+            partial(
+                mindspore.align_job,
+                options.builder,
+                configs=_configs(options),
+                seed=options.seed,
+                tolerance=Tolerance(options.rtol, options.atol),
+                **common,
+            ),
+        )
         return
+    (config,) = _configs(options)
     optimizers = mindspore.available_optimizers(options.optimizer)
-    for scenario in mindspore.find_scenarios(options.scenario):
-        chosen = partial(mindspore.align_scenario, optimizers=optimizers, **common)
-        yield f"mindspore {scenario.name}", partial(chosen, scenario.name)
+    run = partial(mindspore.align_scenarios, optimizers=optimizers, config=config, **common)
+    scenarios = mindspore.find_scenarios(options.scenario)
+    for nproc in sorted({world for scenario in scenarios for world in scenario.worlds}):
+        if options.nproc and nproc not in options.nproc:
+            continue
+        names = [scenario.name for scenario in scenarios if nproc in scenario.worlds]
+        if nproc == 1:
+            for name in names:
+                yield f"mindspore {name}", partial(run, [name])
+        else:  # a launch takes long
+            label = f"mindspore {', '.join(names)} on {nproc}"
+            yield label, partial(run, names, nproc=nproc, timeout=options.timeout)
 
 
 def _builder_jobs(options: argparse.Namespace) -> Iterator[_Job]:
@@ -268,7 +289,9 @@ def _scenario_rows(framework: str) -> list[tuple[str, str, str]]:
     if framework == "mindspore":
         from swap_testkit.mindspore.scenarios import SCENARIOS as MINDSPORE_SCENARIOS
 
-        return [(s.name, "1", s.about) for s in MINDSPORE_SCENARIOS.values()]
+        return [
+            (s.name, ", ".join(map(str, s.worlds)), s.about) for s in MINDSPORE_SCENARIOS.values()
+        ]
     from swap_testkit.torch.scenarios import SCENARIOS
 
     return [(s.name, ", ".join(map(str, s.worlds)), s.about) for s in SCENARIOS.values()]

@@ -19,7 +19,7 @@ from swap_mindspore import (
 )
 from swap_testkit.alignment import Memory, RunRecord
 from swap_testkit.array import Array
-from swap_testkit.mindspore.trainer import JobTrainer
+from swap_testkit.mindspore.trainer import Trainer
 
 __all__ = ["Wrap", "array_of", "record_run", "wrapper"]
 
@@ -38,7 +38,7 @@ def wrapper(config: SwapOptimizerConfig) -> Wrap:
 
 
 def record_run(
-    trainer: JobTrainer, steps: int, *, wrap: Wrap | None = None, watch: bool = False
+    trainer: Trainer, steps: int, *, wrap: Wrap | None = None, watch: bool = False
 ) -> RunRecord:
     """Train and record.
 

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained twice: a user's job."""
+"""What is trained twice: a user's job, and how."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
-__all__ = ["Job", "JobTrainer", "OptimizerFactory"]
+__all__ = ["Job", "JobTrainer", "OptimizerFactory", "Trainer"]
 
 OptimizerFactory: TypeAlias = Callable[[list[Parameter]], nn.Optimizer]
 """Makes an unwrapped optimizer from parameters."""
@@ -28,6 +28,7 @@ class Job:
         loss: Computes the scalar loss of a batch.
         clip_norm: Clip the global gradient norm to this; None: do not.
         reduce: Applied to the gradients before clipping, such as a mean over processes.
+        after: Called after each update with the optimizer and the step, such as to save and load.
     """
 
     net: nn.Cell
@@ -36,6 +37,20 @@ class Job:
     loss: Callable[[nn.Cell, Any], Tensor]
     clip_norm: float | None = None
     reduce: Callable[[Sequence[Tensor]], tuple[Tensor, ...]] | None = None
+    after: Callable[[nn.Optimizer, int], None] | None = None
+
+
+class Trainer(Protocol):
+    """What the kit trains, natively and swapped."""
+
+    optimizer: nn.Optimizer
+    """Wrapped in place before the first step, or not."""
+    update_seconds: list[float]
+    """Of the host, for each step."""
+
+    def train_step(self, step: int) -> Tensor:
+        """Run one step and return its loss, before the update."""
+        ...
 
 
 class JobTrainer:
@@ -61,11 +76,22 @@ class JobTrainer:
             The loss, before the update.
         """
         loss, gradients = self._gradient(self._job.batch(step))
-        if self._job.reduce is not None:
-            gradients = self._job.reduce(gradients)
-        if self._job.clip_norm is not None:
-            gradients = ops.clip_by_global_norm(gradients, self._job.clip_norm)
+        self.update(prepared(self._job, gradients), step)
+        return loss
+
+    def update(self, gradients: tuple[Tensor, ...], step: int) -> None:
+        """Call the optimizer, and take the time."""
         started = perf_counter()
         self.optimizer(gradients)
         self.update_seconds.append(perf_counter() - started)
-        return loss
+        if self._job.after is not None:
+            self._job.after(self.optimizer, step)
+
+
+def prepared(job: Job, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Reduce and clip gradients as a job says."""
+    if job.reduce is not None:
+        gradients = job.reduce(gradients)
+    if job.clip_norm is not None:
+        gradients = ops.clip_by_global_norm(gradients, job.clip_norm)
+    return gradients
