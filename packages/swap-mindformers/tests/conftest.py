@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -18,17 +19,37 @@ from swap_testkit.mindspore.mindformers import adamw_module, installed_folder
 ms.set_context(mode=ms.PYNATIVE_MODE, runtime_num_threads=1)
 
 
-def folders() -> list[Path]:
-    """The releases to test with: unpacked ones, or the one that is installed."""
-    named = os.environ.get("MINDFORMERS_FOLDERS")
-    found = [Path(name) for name in named.split(os.pathsep)] if named else [installed_folder()]
-    for folder in found:
+def find_releases() -> dict[str, Path]:
+    """The package ``mindformers`` of each release: those named, and last the installed one.
+
+    ``MINDFORMERS_FOLDERS`` names packages, joined as in PATH; ``nox -s tests-swap-mindformers``
+    gets them from the index.
+    """
+    named = os.environ.get("MINDFORMERS_FOLDERS", "").split(os.pathsep)
+    folders = [*(Path(name) for name in named if name), installed_folder()]
+    for folder in folders:
         if not (folder / "pynative/optimizer/adamw.py").is_file():
             raise FileNotFoundError(f"{folder} is not a package mindformers with a PyNative AdamW")
+    return {_version(folder): folder for folder in folders}
+
+
+def _version(folder: Path) -> str:
+    (found,) = [
+        distribution.version
+        for distribution in importlib.metadata.distributions(
+            name="mindformers", path=[str(folder.parent)]
+        )
+    ]
     return found
 
 
-RELEASES = {release_of: folder for folder in folders() for release_of in [folder.parent.name]}
+RELEASES = find_releases()
+
+
+@pytest.fixture(scope="session")
+def releases() -> dict[str, Path]:
+    """All releases' packages, by version."""
+    return RELEASES
 
 
 @pytest.fixture(params=RELEASES)

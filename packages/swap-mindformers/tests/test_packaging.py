@@ -48,3 +48,7 @@ def test_the_adapter_is_an_entry_point() -> None:
     entries = importlib.metadata.entry_points(group="swap_core.adapters")
     (entry,) = [each for each in entries if each.name == "mindspore.mindformers_adamw"]
     assert entry.load() is swap_mindformers.MindFormersAdamWAdapter
+
+
+def test_every_release_that_is_said_to_work_is_tested(releases) -> None:
+    assert tuple(releases) == swap_mindformers.KNOWN_VERSIONS

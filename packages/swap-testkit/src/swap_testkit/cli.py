@@ -101,7 +101,12 @@ def _add_cards(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-no-cards", action="store_true", help="succeed on a machine without accelerators"
     )
-    parser.set_defaults(run=_cards, scenario=["all"], nproc=None, framework="torch")
+    parser.add_argument(
+        "--framework", default="torch", choices=("torch", "mindspore"), help="(default torch)"
+    )
+    parser.set_defaults(
+        run=_cards, scenario=["all"], nproc=None, builder=None, parallel="none"
+    )
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -134,6 +139,11 @@ def _configs(options: argparse.Namespace) -> list[SwapOptimizerConfig]:
 
 
 def _align(options: argparse.Namespace) -> int:
+    return 0 if all(alignment.aligned for alignment in _aligned(options)) else 1
+
+
+def _aligned(options: argparse.Namespace) -> list[Alignment]:
+    """Run everything, and tell and write the results."""
     console = _console()
     jobs = list(_jobs(options))
     alignments: list[Alignment] = []
@@ -152,10 +162,12 @@ def _align(options: argparse.Namespace) -> int:
     if options.report is not None:
         files = write_report(alignments, options.report)
         console.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
-    return 0 if all(alignment.aligned for alignment in alignments) else 1
+    return alignments
 
 
 def _cards(options: argparse.Namespace) -> int:
+    if options.framework == "mindspore":
+        return _mindspore_cards(options)
     from swap_testkit.torch.run import present_cards
 
     options.device, count = present_cards()
@@ -167,6 +179,38 @@ def _cards(options: argparse.Namespace) -> int:
         return 0 if options.allow_no_cards else 1
     options.nproc = list(range(1, count + 1))
     return _align(options)
+
+
+def _mindspore_cards(options: argparse.Namespace) -> int:
+    """Every scenario on Ascend cards, and the RFC's rows with what became of them."""
+    import mindspore
+
+    on_cards = mindspore.get_context("device_target") == "Ascend"
+    alignments: list[Alignment] = []
+    if on_cards:
+        options.device = "ascend"
+        alignments = _aligned(options)
+    else:
+        print("swap_testkit cards: MindSpore has no Ascend card here, so nothing was run.")
+    table = Table(title="rows of the RFC's section 7.2.2")
+    for column in ("row", "on cards", "outcome"):
+        table.add_column(column, overflow="fold")
+    for name, what, outcome in _row_outcomes(alignments):
+        table.add_row(name, what, outcome)
+    _console().print(table)
+    if not on_cards:
+        return 0 if options.allow_no_cards else 1
+    return 0 if all(alignment.aligned for alignment in alignments) else 1
+
+
+def _row_outcomes(alignments: Sequence[Alignment]) -> Iterator[tuple[str, str, str]]:
+    from swap_testkit.mindspore.rows import RFC_ROWS
+
+    for name, row in RFC_ROWS.items():
+        found = [a for a in alignments if a.title.startswith(tuple(row.titles()))]
+        aligned = sum(alignment.aligned for alignment in found)
+        what = f"{', '.join(row.scenarios)} with {', '.join(row.optimizers)} on {row.nproc}"
+        yield name, what, f"{aligned} of {len(found)} aligned" if found else "not run"
 
 
 def _jobs(options: argparse.Namespace) -> Iterator[_Job]:
@@ -201,6 +245,8 @@ def _mindspore_jobs(options: argparse.Namespace) -> Iterator[_Job]:
     optimizers = mindspore.available_optimizers(options.optimizer)
     run = partial(mindspore.align_scenarios, optimizers=optimizers, config=config, **common)
     scenarios = mindspore.find_scenarios(options.scenario)
+    if options.nproc and not any(set(options.nproc) & set(each.worlds) for each in scenarios):
+        raise ValueError(f"none of these scenarios runs on {options.nproc} processes.")
     for nproc in sorted({world for scenario in scenarios for world in scenario.worlds}):
         if options.nproc and nproc not in options.nproc:
             continue

@@ -14,7 +14,7 @@ from typing import Any, final
 import mindspore as ms
 from mindspore import Parameter, Tensor
 
-from swap_testkit.mindspore.trainer import Job, JobTrainer, prepared
+from swap_testkit.mindspore.trainer import Job, JobTrainer
 from swap_testkit.mindspore.world import World
 
 __all__ = ["CopyTrainer"]
@@ -51,13 +51,12 @@ class CopyTrainer(JobTrainer):
         Returns:
             The loss, before the update.
         """
-        loss, gradients = self._gradient(self._job.batch(step))
-        gradients = prepared(self._job, gradients)
+        loss, gradients = self.gradients(step)
         # In the optimizer's own order: groups may have another.
         places = [self._places[param.name] for param in self.optimizer.parameters]
         parts = [self._part(gradients[place]) for place in places]
         pairs = zip(parts, self.optimizer.parameters, strict=True)
-        self.update(tuple(part.astype(param.dtype) for part, param in pairs), step)
+        self.update(tuple(part.astype(param.dtype) for part, param in pairs))
         for place, param in zip(places, self.optimizer.parameters, strict=True):
             copy = self._copies[place]
             copy.set_data(self._world.whole(param.astype(ms.float32) + 0, copy.shape))

@@ -92,14 +92,34 @@ def _checkpoint(optimizer: OptimizerFactory, seed: int, world: World) -> Job:
     def there_and_back(live: nn.Optimizer, step: int) -> None:
         # The native run goes on uninterrupted. On the CPU it had to: a compiled native update goes
         # on with the tensors that it knows, whatever is loaded.
-        if step != 0 or not is_swap_optimizer(live):
-            return
-        with tempfile.TemporaryDirectory(prefix="swap-testkit-") as folder:
-            path = str(Path(folder) / "optimizer.ckpt")
-            ms.save_checkpoint(live, path)
-            ms.load_param_into_net(live, ms.load_checkpoint(path), strict_load=True)
+        if step == 1 and is_swap_optimizer(live):
+            _load(live, live)
 
-    return Job(_net(seed), optimizer, text_batch, lm_batch_loss, after=there_and_back)
+    return Job(_net(seed), optimizer, text_batch, lm_batch_loss, before=there_and_back)
+
+
+def _fresh_load(optimizer: OptimizerFactory, seed: int, world: World) -> Job:
+    def load_what_another_trained(live: nn.Optimizer, step: int) -> None:
+        if step != 0:
+            return
+        copies = [Parameter(param.asnumpy().copy(), name=param.name) for param in net_params]
+        trained = optimizer(copies)
+        trained(tuple(ops.ones_like(param) * 0.01 for param in trained.parameters))
+        _load(trained, live)
+        for param, copy in zip(live.parameters, trained.parameters, strict=True):
+            param.set_data(copy)
+
+    net = _net(seed)
+    net_params = net.trainable_params()
+    return Job(net, optimizer, text_batch, lm_batch_loss, before=load_what_another_trained)
+
+
+def _load(source: nn.Optimizer, target: nn.Optimizer) -> None:
+    """Save one optimizer to a file, and load that into another, or the same."""
+    with tempfile.TemporaryDirectory(prefix="swap-testkit-") as folder:
+        path = str(Path(folder) / "optimizer.ckpt")
+        ms.save_checkpoint(source, path)
+        ms.load_param_into_net(target, ms.load_checkpoint(path), strict_load=True)
 
 
 def _data_parallel(optimizer: OptimizerFactory, seed: int, world: World) -> Job:
@@ -172,6 +192,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("recompute", "each block computed again in the backward pass", _recompute),
         Scenario("clip", "gradients clipped by their global norm", _clip),
         Scenario("checkpoint", "swapped saved to a file and loaded on the way", _checkpoint),
+        Scenario("fresh-load", "trained states loaded before the first step", _fresh_load),
         Scenario("data-parallel", "a batch for each process, mean of gradients", _data_parallel, SEVERAL),
         Scenario(
             "zero", "the same, and each process updates its rows", _data_parallel, SEVERAL, True

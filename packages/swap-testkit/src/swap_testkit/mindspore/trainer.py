@@ -28,7 +28,7 @@ class Job:
         loss: Computes the scalar loss of a batch.
         clip_norm: Clip the global gradient norm to this; None: do not.
         reduce: Applied to the gradients before clipping, such as a mean over processes.
-        after: Called after each update with the optimizer and the step, such as to save and load.
+        before: Called before each step with the optimizer and the step, such as to save and load.
     """
 
     net: nn.Cell
@@ -37,7 +37,7 @@ class Job:
     loss: Callable[[nn.Cell, Any], Tensor]
     clip_norm: float | None = None
     reduce: Callable[[Sequence[Tensor]], tuple[Tensor, ...]] | None = None
-    after: Callable[[nn.Optimizer, int], None] | None = None
+    before: Callable[[nn.Optimizer, int], None] | None = None
 
 
 class Trainer(Protocol):
@@ -75,23 +75,24 @@ class JobTrainer:
         Returns:
             The loss, before the update.
         """
-        loss, gradients = self._gradient(self._job.batch(step))
-        self.update(prepared(self._job, gradients), step)
+        loss, gradients = self.gradients(step)
+        self.update(gradients)
         return loss
 
-    def update(self, gradients: tuple[Tensor, ...], step: int) -> None:
+    def gradients(self, step: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The loss, and what the optimizer gets, reduced and clipped as the job says."""
+        job = self._job
+        if job.before is not None:
+            job.before(self.optimizer, step)
+        loss, gradients = self._gradient(job.batch(step))
+        if job.reduce is not None:
+            gradients = job.reduce(gradients)
+        if job.clip_norm is not None:
+            gradients = ops.clip_by_global_norm(gradients, job.clip_norm)
+        return loss, gradients
+
+    def update(self, gradients: tuple[Tensor, ...]) -> None:
         """Call the optimizer, and take the time."""
         started = perf_counter()
         self.optimizer(gradients)
         self.update_seconds.append(perf_counter() - started)
-        if self._job.after is not None:
-            self._job.after(self.optimizer, step)
-
-
-def prepared(job: Job, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Reduce and clip gradients as a job says."""
-    if job.reduce is not None:
-        gradients = job.reduce(gradients)
-    if job.clip_norm is not None:
-        gradients = ops.clip_by_global_norm(gradients, job.clip_norm)
-    return gradients
