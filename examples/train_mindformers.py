@@ -35,9 +35,9 @@ from swap_testkit.mindspore.world import ALONE
 from swap_testkit.outcome import RankOutcome
 
 WAYS = {
-    "packed, masters in": {"packed_swap": True, "include_master_params": True},
-    "packed, masters out": {"packed_swap": True, "include_master_params": False},
-    "per tensor, masters in": {"packed_swap": False, "include_master_params": True},
+    "packed, masters in": (True, True),
+    "packed, masters out": (True, False),
+    "per tensor, masters in": (False, True),
 }
 
 
@@ -46,7 +46,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("--steps", type=int, default=30, help="training steps of each run")
+    add("--steps", type=int, default=15, help="training steps of each run")
     add("--layers", type=int, default=2, help="transformer blocks")
     add("--width", type=int, default=64, help="of the model, a multiple of 4")
     add("--swap-times", type=int, default=16, help="batches in which an update streams states")
@@ -73,7 +73,12 @@ def main() -> int:
     if not console.is_terminal:
         console.width = 110  # not the 80 that rich assumes
     console.print(f"{module.__file__}\n{options.steps} steps, natively and in {len(WAYS)} ways ...")
-    configs = [SwapOptimizerConfig(swap_times=options.swap_times, **way) for way in WAYS.values()]
+    configs = [
+        SwapOptimizerConfig(
+            swap_times=options.swap_times, packed_swap=packed, include_master_params=masters
+        )
+        for packed, masters in WAYS.values()
+    ]
     outcomes = outcomes_of(make, list(map(wrapper, configs)), options.steps, 0, Tolerance())
     console.print(table(outcomes))
     first, last = outcomes[0].losses[0][0], outcomes[0].losses[-1][0]
@@ -84,7 +89,7 @@ def main() -> int:
 
 
 def text(step: int) -> tuple[Tensor, Tensor]:
-    return text_batch(step, batch=16, length=64)
+    return text_batch(step, batch=8, length=32)
 
 
 def loss(net: nn.Cell, batch: tuple[Tensor, Tensor]) -> Tensor:

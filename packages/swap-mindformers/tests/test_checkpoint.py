@@ -63,15 +63,11 @@ def test_resume_equals_the_uninterrupted_run(kit, latest, tmp_path, packed, kind
     """From native to swapped and from swapped to native, as if never interrupted."""
     pair = trained(kit, latest, packed_swap=packed)
     paths = [str(tmp_path / f"{name}.{kind}") for name in ("native", "swapped")]
-    again = kit.make_twins(
-        latest, dtypes=kit.MIXED, include_master_params=True, packed_swap=packed
-    )
+    again = kit.make_twins(latest, dtypes=kit.MIXED, include_master_params=True, packed_swap=packed)
     for optimizer, path in zip((pair.native, pair.swapped), paths, strict=True):
         everything = [*optimizer.parameters, *optimizer.get_parameters()]
         by_name = {p.name: p for p in everything}
-        ms.save_checkpoint(
-            [{"name": n, "data": p} for n, p in by_name.items()], path, format=kind
-        )
+        ms.save_checkpoint([{"name": n, "data": p} for n, p in by_name.items()], path, format=kind)
     if before:
         again.step(before)
     for optimizer, path in zip((again.swapped, again.native), paths, strict=True):
@@ -112,14 +108,14 @@ def test_a_fresh_load_reuses_slots_and_leaves_the_caller_its_values(kit, latest,
 def test_state_dict_there_and_back(kit, latest, packed, hold) -> None:
     pair = trained(kit, latest, packed_swap=packed)
     native, swapped = hold(pair.native), hold(pair.swapped)
-    state = {name: Tensor(v.float().asnumpy().copy()).astype(v.dtype)
-             for name, v in swapped.state_dict().items()}
+    state = {
+        name: Tensor(v.float().asnumpy().copy()).astype(v.dtype)
+        for name, v in swapped.state_dict().items()
+    }
     assert list(state) == list(native.state_dict())
     for name, value in native.state_dict().items():
         assert state[name].float().asnumpy().tobytes() == value.float().asnumpy().tobytes()
-    again = kit.make_twins(
-        latest, dtypes=kit.MIXED, include_master_params=True, packed_swap=packed
-    )
+    again = kit.make_twins(latest, dtypes=kit.MIXED, include_master_params=True, packed_swap=packed)
     hold(again.swapped).load_state_dict(state, strict=False)
     hold(again.native).load_state_dict(state, strict=False)
     again.check()

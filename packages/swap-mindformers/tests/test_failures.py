@@ -44,7 +44,9 @@ def test_an_error_in_a_verb(kit, latest, packed, verb) -> None:
     device.tamper = None
     found = families(kit, pair.swapped)
     updated = [one == new for one, new in zip(found, after, strict=True)]
-    assert all(f == (a if u else b) for f, a, b, u in zip(found, after, before, updated, strict=True))
+    assert all(
+        f == (a if u else b) for f, a, b, u in zip(found, after, before, updated, strict=True)
+    )
     assert updated == sorted(updated, reverse=True)
     assert kit.device_bytes(pair.swapped) == 0
     assert pair.swapped.swap_report().idle_device_bytes == 0

@@ -100,7 +100,9 @@ def test_any_number_of_batches_and_any_threshold(kit, latest, way, swap_times, m
     report = pair.swapped.swap_report()
     moving = {0: 6, 40: 3, 10**6: 0}[min_numel]
     assert report.batches == min(swap_times, moving)
-    assert sum(s.stays is None for s in report.states) == moving * (2 + way["include_master_params"])
+    assert sum(s.stays is None for s in report.states) == moving * (
+        2 + way["include_master_params"]
+    )
 
 
 def test_packed_is_the_default_and_masters_stay_by_default(kit, latest) -> None:

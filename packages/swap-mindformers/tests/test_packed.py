@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed: host segments, arenas that really alias, bytes by storage, copies, order, layout reuse."""
+"""Packed: segments, arenas that really alias, bytes by storage, copies, order, layouts."""
 
 from __future__ import annotations
 

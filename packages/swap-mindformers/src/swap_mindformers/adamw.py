@@ -155,7 +155,8 @@ class MindFormersAdamWAdapter(MindSporeAdamBaseAdapter):
         master = member.states.get(_MASTER)
         run = self._run_fused if self.optimizer.enable_fused_opt else self._run
         if master is None:
-            return run(step, member, model_param)
+            run(step, member, model_param)
+            return
         self._masters.note_updated(index)
         run(step, member, master)
         if master is not local_of(self.optimizer.fp32_params[index]):

@@ -6,9 +6,9 @@ An update works on the masters and then writes the model parameters. Who loads w
 model alone changes what the next update overwrites; natively that goes unseen. The documented way
 is ``optimizer.reload_main_params_from_model()`` afterwards. Who forgets it is warned at the next
 update: every loader of MindSpore puts other memory in a parameter's place, which shows in its
-address at no cost; writes in place are looked for in samples of a few parameters, in rotation, since
-weights that are loaded change nearly everywhere. Either makes it compare everything. What it cannot
-see is a write in place to a part of the weights that no sample of this update meets.
+address at no cost; writes in place are looked for in samples of a few parameters, in rotation,
+since weights that are loaded change nearly everywhere. Either makes it compare everything. What it
+cannot see is a write in place to a part of the weights that no sample of this update meets.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Masters:
     def sync_rest(self, optimizer: nn.Optimizer) -> None:
         """Write the parameters whose masters did not swap, and take note of all addresses."""
         for index in sorted(self._ahead):
-            pair = (optimizer._parameters[index], optimizer.fp32_params[index])
-            self.sync(*map(local_of, pair), index)
+            master = local_of(optimizer.fp32_params[index])
+            self.sync(local_of(optimizer._parameters[index]), master, index)
         self._addresses = self._addresses_in(optimizer)
 
     def warn_if_stale(self, optimizer: nn.Optimizer) -> None:
@@ -95,7 +95,7 @@ class Masters:
         count = min(_SAMPLED_PARAMETERS, len(watched))
         self._turn += 1
         chosen = [watched[(self._turn * count + i) % len(watched)] for i in range(count)]
-        return any([self._differs(optimizer, index, sample=True) for index in chosen])
+        return any(self._differs(optimizer, index, sample=True) for index in chosen)
 
     def _differs(self, optimizer: nn.Optimizer, index: int, *, sample: bool = False) -> bool:
         model = local_of(optimizer._parameters[index])

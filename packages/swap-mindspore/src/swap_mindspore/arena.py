@@ -2,10 +2,10 @@
 """Memory of the packed pipeline: one contiguous piece, and tensors over parts of it.
 
 [Note: tensors over an arena]
-An update writes into the Parameters of an arena, which must be tensors over its memory. How such a
-tensor is made differs: on Ascend it is a view of a byte tensor; on the CPU, where MindSpore's writes
-into a view change nothing, it is a tensor over a numpy array. Either way the Parameters are made
-once, and while the arena holds no memory their storages have 0 bytes.
+An update writes into the Parameters of an arena, which must be tensors over its memory. How such
+a tensor is made differs: on Ascend it is a view of a byte tensor; on the CPU, where MindSpore's
+writes into a view change nothing, it is a tensor over a numpy array. Either way the Parameters are
+made once, and while the arena holds no memory their storages have 0 bytes.
 """
 
 from __future__ import annotations

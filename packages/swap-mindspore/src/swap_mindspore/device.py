@@ -91,7 +91,8 @@ def fill_storages(memory: Memory) -> None:
         MemoryError: one of them got no memory; those before it have theirs.
     """
     if isinstance(memory, Arena):
-        return memory.fill()
+        memory.fill()
+        return
     for tensor, nbytes in zip(memory.tensors, memory.sizes, strict=True):
         storage = tensor.untyped_storage()
         _resize(storage, nbytes)
@@ -102,7 +103,8 @@ def fill_storages(memory: Memory) -> None:
 def empty_storages(memory: Memory) -> None:
     """Resize the storages to 0 that have a size; the memory goes back to MindSpore's pool."""
     if isinstance(memory, Arena):
-        return memory.empty()
+        memory.empty()
+        return
     for tensor in memory.tensors:
         storage = tensor.untyped_storage()
         if storage.nbytes() > 0:

@@ -85,8 +85,7 @@ class SwapEngine:
 
     @contextmanager
     def lent(self, keys: Collection[str]) -> Iterator[None]:
-        """Have the swapped states of these keys on the device, all at once, and keep what is done
-        to them there."""
+        """Have the swapped states of these keys on the device, and keep what is done to them."""
         with _no_grad():
             self.adopt()
             try:

@@ -48,7 +48,7 @@ class HostArena(Arena):
         super().__init__(nbytes, pieces)
         self._bytes = np.empty(0, np.uint8)
         self._nothing = tuple(mint.empty(piece.shape, dtype=piece.dtype) for piece in self.pieces)
-        """For each view what it is bound to while there is no memory: it has a shape, and 0 bytes."""
+        """For each view what it is bound to without memory: it has a shape, and 0 bytes."""
         self.views = tuple(
             Parameter(tensor, name=f"swap_arena.{number}")
             for number, tensor in enumerate(self._nothing)
@@ -178,7 +178,8 @@ def _tensor_over(array: NDArray[np.uint8], piece: Piece) -> Tensor:
 def _overwrite(memory: Memory) -> None:
     _finish_pending_work()
     if isinstance(memory, HostArena):
-        return memory.overwrite(_POISON)
+        memory.overwrite(_POISON)
+        return
     assert not isinstance(memory, Arena)  # this device makes no other
     for tensor in memory.tensors:
         storage = tensor.untyped_storage()

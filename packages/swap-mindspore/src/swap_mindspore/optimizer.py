@@ -86,8 +86,9 @@ class MindSporeSwapOptimizer(nn.Optimizer):
     def extend_repr(self) -> str:
         """Tell in one line that this optimizer swaps, and how much."""
         engine = self._swap
+        way = "packed" if engine.packed else "per tensor"
         return (
-            f"swapped: {'packed' if engine.packed else 'per tensor'}, swap_times={engine.config.swap_times}, "
+            f"swapped: {way}, swap_times={engine.config.swap_times}, "
             f"{formatted(engine.ledger.host_bytes)} on host, {len(self.parameters)} params"
         )
 

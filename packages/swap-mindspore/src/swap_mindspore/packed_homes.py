@@ -72,7 +72,9 @@ class PackedHomes(Homes):
         ]
         views = [iter(arena.views) for arena in self._arenas]
         return [
-            self._placed(batch, self._arenas[index % ring], [next(views[index % ring]) for _ in each])
+            self._placed(
+                batch, self._arenas[index % ring], [next(views[index % ring]) for _ in each]
+            )
             for index, (batch, each) in enumerate(zip(batches, pieces, strict=True))
         ]
 

@@ -142,9 +142,7 @@ class StateTable:
         Raises:
             ValueError: it has another shape or dtype than the state. Nothing was taken over.
         """
-        moved = [
-            state for state in self._all() if state.shown.data_ptr() != state.host.data_ptr()
-        ]
+        moved = [state for state in self._all() if state.shown.data_ptr() != state.host.data_ptr()]
         for state in moved:
             _check_replacement(state)
         for state in moved:

@@ -104,9 +104,7 @@ def _add_cards(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--framework", default="torch", choices=("torch", "mindspore"), help="(default torch)"
     )
-    parser.set_defaults(
-        run=_cards, scenario=["all"], nproc=None, builder=None, parallel="none"
-    )
+    parser.set_defaults(run=_cards, scenario=["all"], nproc=None, builder=None, parallel="none")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +127,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def _configs(options: argparse.Namespace) -> list[SwapOptimizerConfig]:
     # MindSpore's optimizers have different ways; None stands for all that one has.
     both = [None] if options.framework == "mindspore" else [True, False]
-    ways: Sequence[bool | None] = [True] if options.packed else [False] if options.per_tensor else both
+    ways: Sequence[bool | None] = (
+        [True] if options.packed else [False] if options.per_tensor else both
+    )
     return [
         SwapOptimizerConfig(
             swap_times=options.swap_times, min_numel=options.min_numel, packed_swap=packed

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from mindspore import Tensor, mint, nn, ops
+from mindspore import Tensor, nn, ops
 
 __all__ = ["adamw_module", "fused_adamw", "installed_folder", "use_fused_standin"]
 

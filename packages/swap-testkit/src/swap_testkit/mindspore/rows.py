@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The MindSpore rows of the RFC's test list (7.2.2), as scenarios for a machine with Ascend cards."""
+"""The MindSpore rows of the RFC's test list (7.2.2), as scenarios for a machine with cards."""
 
 from __future__ import annotations
 

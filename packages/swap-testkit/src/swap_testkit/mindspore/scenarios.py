@@ -167,7 +167,7 @@ def _tensor_parallel(optimizer: OptimizerFactory, seed: int, world: World) -> Jo
 
 
 def _fully_shard(optimizer: OptimizerFactory, seed: int, world: World) -> Job:
-    """HyperParallel's own, on a mesh of two replicas of two shards. Never run: no card was there."""
+    """HyperParallel's own, on a mesh of two replicas of two shards. Never run: it needs cards."""
     from hyper_parallel import init_device_mesh
     from hyper_parallel.core.fully_shard.api import fully_shard
 
@@ -193,7 +193,9 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("clip", "gradients clipped by their global norm", _clip),
         Scenario("checkpoint", "swapped saved to a file and loaded on the way", _checkpoint),
         Scenario("fresh-load", "trained states loaded before the first step", _fresh_load),
-        Scenario("data-parallel", "a batch for each process, mean of gradients", _data_parallel, SEVERAL),
+        Scenario(
+            "data-parallel", "a batch for each process, mean of gradients", _data_parallel, SEVERAL
+        ),
         Scenario(
             "zero", "the same, and each process updates its rows", _data_parallel, SEVERAL, True
         ),
