@@ -164,6 +164,20 @@ def align(session: nox.Session) -> None:
     )
 
 
+@nox.session
+def align_mindspore(session: nox.Session) -> None:
+    """Train every MindSpore scenario natively and swapped, on 1, 2 and 4 processes under msrun."""
+    install(session, (), MINDSPORE_DISTRIBUTIONS)
+    install_mindformers(session)
+    scenarios = session.posargs or ("--scenario", "all")
+    session.run(
+        *("python", "-m", "swap_testkit", "align", "--framework", "mindspore", *scenarios),
+        *("--steps", "2", "--swap-times", "4", "--min-numel", "16"),
+        *("--report", "build/align_mindspore"),
+        env=MINDSPORE_QUIET,
+    )
+
+
 @nox.session(venv_params=["--system-site-packages"], default=False)
 def align_cards(session: nox.Session) -> None:
     """Train every scenario on the cards of this machine, with its torch; -- --allow-no-cards."""

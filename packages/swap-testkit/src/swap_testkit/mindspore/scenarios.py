@@ -48,7 +48,8 @@ class Scenario:
         """Make the trainer of this process, the same each time."""
         ms.set_seed(seed)
         job = self.build(kind.make, seed, world)
-        if self.sharded or kind.mindformers:
+        # What is sharded by HyperParallel is updated as it is, in fp32.
+        if self.sharded or (kind.mindformers and not self.cards_only):
             return CopyTrainer(job, kind.dtype_of, world, sharded=self.sharded)
         return JobTrainer(job)
 
