@@ -41,10 +41,9 @@ def load_all(optimizer: nn.Optimizer, path: str, kind: str) -> None:
 
 
 @formats
-@ways
 @pytest.mark.parametrize("hold", [lambda optimizer: optimizer, Holder], ids=["itself", "held"])
-def test_files_are_those_of_native(kit, latest, tmp_path, packed, kind, hold) -> None:
-    pair = trained(kit, latest, packed_swap=packed)
+def test_files_are_those_of_native(kit, latest, tmp_path, kind, hold) -> None:
+    pair = trained(kit, latest)
     paths = [str(tmp_path / f"{name}.{kind}") for name in ("native", "swapped")]
     for optimizer, path in zip((pair.native, pair.swapped), paths, strict=True):
         ms.save_checkpoint(hold(optimizer), path, format=kind)
