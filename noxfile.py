@@ -58,13 +58,21 @@ DISTRIBUTIONS = (
     Distribution(
         "swap-mindspore", tested_with=("swap-core", "swap-testkit"), never_loads=("torch",)
     ),
+    Distribution(
+        "swap-mindformers",
+        tested_with=("swap-core", "swap-testkit", "swap-mindspore"),
+        never_loads=("torch", "mindformers"),
+    ),
 )
-TORCH_DISTRIBUTIONS = tuple(each for each in DISTRIBUTIONS if each.name != "swap-mindspore")
+NEEDS_MINDSPORE = ("swap-mindspore", "swap-mindformers")
+TORCH_DISTRIBUTIONS = tuple(each for each in DISTRIBUTIONS if each.name not in NEEDS_MINDSPORE)
 """What one environment with torch holds: MindSpore wants an older numpy, and its own gigabytes."""
 MINDSPORE_DISTRIBUTIONS = tuple(each for each in DISTRIBUTIONS if each.name != "swap-torch")
 """What one environment with MindSpore holds."""
 MINDSPORE_QUIET = {"GLOG_v": "3", "OMP_NUM_THREADS": "1"}
 """Errors only, and no threads that wait for each other over small tensors."""
+MINDFORMERS = ("2.0.0", "2.1.0")
+"""The releases that swap-mindformers is tested with; the last is the one that is installed."""
 
 CHECK_IMPORT = """
 import importlib, importlib.metadata, sys
@@ -94,6 +102,24 @@ def install(
     session.install("-c", "constraints-dev.txt", *folders, *requirements)
 
 
+def install_mindformers(session: nox.Session) -> str:
+    """Install MindFormers' files, the last release in the environment, and older ones beside it.
+
+    Without what they depend on, which no index has in full; nothing imports the package.
+
+    Returns:
+        The older ones' packages, joined as in PATH.
+    """
+    *older, last = MINDFORMERS
+    session.install("--no-deps", f"mindformers=={last}")
+    folders = [Path(session.create_tmp()) / "mindformers" / release for release in older]
+    for folder, release in zip(folders, older, strict=True):
+        session.install(
+            "--no-deps", "--upgrade", "--target", str(folder), f"mindformers=={release}"
+        )
+    return os.pathsep.join(str(folder / "mindformers") for folder in folders)
+
+
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Test every distribution, each in its own environment."""
@@ -111,7 +137,9 @@ def add_tests_session(distribution: Distribution) -> None:
         names = {distribution.name, *distribution.tested_with}
         needed = [each for each in DISTRIBUTIONS if each.name in names]
         install(session, group("test", distribution.folder), needed)
-        quiet = MINDSPORE_QUIET if distribution.name == "swap-mindspore" else {}
+        quiet = dict(MINDSPORE_QUIET) if distribution.name in NEEDS_MINDSPORE else {}
+        if distribution.name == "swap-mindformers":
+            quiet["MINDFORMERS_FOLDERS"] = install_mindformers(session)
         session.run("pytest", f"{distribution.folder}/tests", *session.posargs, env=quiet)
         if distribution.name == "swap-testkit":
             # In a process of their own: see the conftest there.
@@ -136,6 +164,20 @@ def align(session: nox.Session) -> None:
     )
 
 
+@nox.session
+def align_mindspore(session: nox.Session) -> None:
+    """Train every MindSpore scenario natively and swapped, on 1, 2 and 4 processes under msrun."""
+    install(session, (), MINDSPORE_DISTRIBUTIONS)
+    install_mindformers(session)
+    scenarios = session.posargs or ("--scenario", "all")
+    session.run(
+        *("python", "-m", "swap_testkit", "align", "--framework", "mindspore", *scenarios),
+        *("--steps", "2", "--swap-times", "4", "--min-numel", "16"),
+        *("--report", "build/align_mindspore"),
+        env=MINDSPORE_QUIET,
+    )
+
+
 @nox.session(venv_params=["--system-site-packages"], default=False)
 def align_cards(session: nox.Session) -> None:
     """Train every scenario on the cards of this machine, with its torch; -- --allow-no-cards."""
@@ -150,12 +192,14 @@ def align_cards(session: nox.Session) -> None:
 
 @nox.session(venv_params=["--system-site-packages"], default=False)
 def align_cards_mindspore(session: nox.Session) -> None:
-    """Train the MindSpore scenarios on the Ascend card of this machine, with its MindSpore."""
+    """Train the MindSpore scenarios on Ascend cards, and list the RFC's rows.
+
+    With the machine's MindSpore, MindFormers and HyperParallel; ``-- --allow-no-cards`` only lists.
+    """
     session.install("--no-deps", *(each.folder for each in MINDSPORE_DISTRIBUTIONS))
     session.install("matplotlib", "numpy<2", "rich")
     session.run(
-        *("python", "-m", "swap_testkit", "align", "--framework", "mindspore"),
-        *("--device", "ascend", "--scenario", "all", "--steps", "8"),
+        *("python", "-m", "swap_testkit", "cards", "--framework", "mindspore", "--steps", "8"),
         *("--report", "build/align_cards_mindspore"),
         *session.posargs,
     )
@@ -268,6 +312,14 @@ def demo_mindspore(session: nox.Session) -> None:
     """Train a small language model with MindSpore natively and swapped, and compare."""
     install(session, (), MINDSPORE_DISTRIBUTIONS)
     session.run("python", "examples/train_mindspore.py", *session.posargs, env=MINDSPORE_QUIET)
+
+
+@nox.session
+def demo_mindformers(session: nox.Session) -> None:
+    """Train a small language model with MindFormers' AdamW natively and swapped, and compare."""
+    install(session, (), MINDSPORE_DISTRIBUTIONS)
+    install_mindformers(session)
+    session.run("python", "examples/train_mindformers.py", *session.posargs, env=MINDSPORE_QUIET)
 
 
 @nox.session

@@ -65,6 +65,18 @@ def test_sums_the_states_that_exist_by_where_they_are() -> None:
     assert REPORT.resident_bytes == 2 * MIB + 1024 + 2048
 
 
+def test_shows_master_parameters_apart_where_there_are_some() -> None:
+    masters = (
+        replace(state(3 * MIB), key="master_param"),
+        replace(state(1 * MIB, StayReason.MASTER), key="master_param"),
+    )
+    report = replace(REPORT, states=(*REPORT.states, *masters))
+    assert report.master_bytes == (3 * MIB, 1 * MIB)
+    assert "  masters    3.0 MiB of these swap, 1.0 MiB stay" in str(report).splitlines()
+    assert REPORT.master_bytes == (0, 0)
+    assert "masters" not in str(REPORT)
+
+
 def test_takes_held_memory_from_the_ledger() -> None:
     ledger = REPORT.ledger
     assert REPORT.host_bytes == ledger.host_bytes

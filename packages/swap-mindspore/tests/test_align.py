@@ -17,8 +17,10 @@ from swap_mindspore import SwapOptimizerConfig
 from swap_testkit import align, assert_aligned
 from swap_testkit.cli import main
 from swap_testkit.mindspore import Job
+from swap_testkit.mindspore.optimizers import OPTIMIZERS
 from swap_testkit.mindspore.record import array_of
-from swap_testkit.mindspore.scenarios import OPTIMIZERS, SCENARIOS
+from swap_testkit.mindspore.rows import RFC_ROWS
+from swap_testkit.mindspore.scenarios import SCENARIOS
 
 SMALL = SwapOptimizerConfig(min_numel=0, swap_times=3)
 ALIGN = ["align", "--framework", "mindspore", "--swap-times", "3", "--min-numel", "16"]
@@ -111,9 +113,12 @@ def test_arguments_that_are_refused(arguments, error, words) -> None:
         align(**{"builder": good, "framework": "mindspore", **arguments})
 
 
+ON_ONE = [name for name, scenario in SCENARIOS.items() if 1 in scenario.worlds]
+NATIVE = [name for name, kind in OPTIMIZERS.items() if not kind.mindformers]
+
+
 @pytest.mark.parametrize(
-    ("scenario", "optimizer"),
-    list(zip(SCENARIOS, OPTIMIZERS, strict=True)),
+    ("scenario", "optimizer"), [(name, NATIVE[i % 4]) for i, name in enumerate(ON_ONE)]
 )
 def test_a_scenario_is_aligned(scenario, optimizer, capsys) -> None:
     arguments = ["--scenario", scenario, "--steps", "2", "--optimizer", optimizer]
@@ -140,7 +145,9 @@ def test_a_builder_on_the_command_line_and_its_report(tmp_path, monkeypatch, cap
     [
         (["--scenario", "fsdp"], "'fsdp' is unknown; there are: all, single"),
         (["--scenario", "single", "--optimizer", "sgd"], "'sgd' is unknown"),
-        (["--scenario", "single", "--nproc", "2"], "for torch"),
+        (["--scenario", "single", "--nproc", "2"], r"none of these scenarios runs on [2]"),
+        (["--builder", "my_net:good", "--nproc", "2"], "for torch"),
+        (["--scenario", "fully-shard"], "'fully-shard' runs on Ascend cards only"),
         (["--scenario", "single", "--device", "ascend"], "device_target is 'cpu'"),
         (
             ["--scenario", "single", "--optimizer", "adam", "--packed"],
@@ -157,6 +164,20 @@ def test_scenarios_are_listed(capsys) -> None:
     assert main(["scenarios", "--framework", "mindspore"]) == 0
     told = capsys.readouterr().out
     assert all(name in told for name in SCENARIOS)
+
+
+def test_without_cards_the_rows_are_listed_and_nothing_is_run(capsys) -> None:
+    assert main(["cards", "--framework", "mindspore"]) == 1
+    assert main(["cards", "--framework", "mindspore", "--allow-no-cards"]) == 0
+    told = capsys.readouterr().out
+    assert "no Ascend card here" in told
+    assert told.count("not run") == 2 * len(RFC_ROWS) == 22
+
+
+def test_rows_name_scenarios_and_optimizers_that_exist() -> None:
+    for row in RFC_ROWS.values():
+        assert set(row.optimizers) <= set(OPTIMIZERS)
+        assert all(row.nproc in SCENARIOS[name].worlds for name in row.scenarios)
 
 
 @pytest.mark.parametrize("dtype", [ms.float16, ms.float32, ms.bfloat16, ms.int32])

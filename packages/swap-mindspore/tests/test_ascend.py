@@ -16,10 +16,16 @@ from typing import Any, ClassVar
 import pytest
 from mindspore import Tensor, mint, nn
 
-from swap_mindspore import AscendDevice, DeviceMemory, ascend_device
+from swap_core import ALIGNMENT, SwapOptimizerConfig
+from swap_mindspore import AscendDevice, ascend_device
 from swap_mindspore import ascend as module
+from swap_mindspore.adam import MindSporeNativeAdamAdapter
+from swap_mindspore.arena import Arena, Piece
+from swap_mindspore.device import Memory
+from swap_mindspore.engine import SwapEngine
 from swap_testkit import Op, check_order
 from swap_testkit.mindspore import region_of
+from swap_testkit.mindspore.recording import MindSporeRegions
 
 
 class Stream:
@@ -73,6 +79,9 @@ class StandIn:
         self.synchronized = 0
         self.non_blocking: list[bool] = []
         """Of each copy on a stream of its own."""
+        self.regions = MindSporeRegions()
+        self.copies = True
+        """Whether copies are made, and not only logged."""
 
     def current_stream(self) -> Any:
         return self.current
@@ -94,25 +103,30 @@ def runtime(monkeypatch) -> StandIn:
     copy, fill, drain = Tensor.copy_, module.fill_storages, module.empty_storages
 
     def empty(shape: Any, *, dtype: Any, device: str, pin_memory: bool = False) -> Tensor:
-        assert device == "Ascend" or pin_memory
+        assert device == "Ascend" or pin_memory or tuple(shape) == (0,)  # the shell of a view
         return mint.empty(shape, dtype=dtype)
 
     def copy_(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         if stand_in.current is not stand_in.compute:
             stand_in.non_blocking.append(non_blocking)
             note("copy", reads=[source], writes=[self])
-        return copy(self, source)
+        return copy(self, source) if stand_in.copies else self
 
     def note(verb: str, reads: Sequence[Tensor] = (), writes: Sequence[Tensor] = ()) -> None:
-        regions = (tuple(map(region_of, reads)), tuple(map(region_of, writes)))
+        of = stand_in.regions.of_tensor
+        regions = (tuple(map(of, reads)), tuple(map(of, writes)))
         Event.log.append(Op(verb, stand_in.current.name, None, *regions))
 
-    def restore(memory: DeviceMemory) -> None:
-        note("restore", writes=memory.tensors)
+    def note_memory(verb: str, memory: Memory) -> None:
+        regions = tuple(stand_in.regions.of_memory(memory))
+        Event.log.append(Op(verb, stand_in.current.name, None, (), regions))
+
+    def restore(memory: Memory) -> None:
+        note_memory("restore", memory)
         fill(memory)
 
-    def release(memory: DeviceMemory) -> None:
-        note("release", writes=memory.tensors)
+    def release(memory: Memory) -> None:
+        note_memory("release", memory)
         drain(memory)
 
     monkeypatch.setattr(Tensor, "copy_", copy_)
@@ -183,6 +197,94 @@ def test_every_wait_is_necessary(kit, runtime, monkeypatch) -> None:
             missed.append(left_out)
     assert count == 3 * 4
     assert missed == []
+
+
+def packed_engine(kit, runtime: StandIn, monkeypatch, swap_times: int):
+    """Packed, without its copies and updates: on the CPU writes into views change nothing.
+
+    With nn.Adam, which users cannot have packed: its states do as well as others.
+    """
+    device = AscendDevice()
+    device.target = "CPU"  # type: ignore[misc]
+    optimizer = nn.Adam(kit.parameters(), 0.01)
+    adapter = MindSporeNativeAdamAdapter(optimizer)
+    make = device.allocate_arena
+
+    def noted(nbytes: int, pieces: Sequence[Piece]) -> Arena:
+        arena = make(nbytes, pieces)
+        runtime.regions.note(arena)
+        return arena
+
+    monkeypatch.setattr(device, "allocate_arena", noted)
+    config = SwapOptimizerConfig(packed_swap=True, min_numel=0, swap_times=swap_times)
+    runtime.copies = False
+    engine = SwapEngine(adapter, config, device)
+
+    def logged(step: Any, call: Any) -> None:
+        states = [t for member in call.members for t in member.states.values()]
+        touched = tuple(map(runtime.regions.of_tensor, states))
+        Event.log.append(Op("update", "compute", reads=touched, writes=touched))
+
+    monkeypatch.setattr(adapter, "step_batch", logged)
+    Event.log.clear()
+    return optimizer, engine
+
+
+@pytest.mark.parametrize("swap_times", [1, 2, 3, 6])
+def test_packed_is_ordered_with_one_copy_each_way_per_batch(
+    kit, runtime, monkeypatch, swap_times
+) -> None:
+    optimizer, engine = packed_engine(kit, runtime, monkeypatch, swap_times)
+    for step in range(2):
+        engine.step(kit.gradients(optimizer.parameters, step))
+    assert check_order(Event.log) == []
+    copies = [op.stream for op in Event.log if op.verb == "copy"]
+    assert copies.count("load") == copies.count("store") == 2 * swap_times
+    assert all(runtime.non_blocking)
+    arenas = {id(batch.memory): batch.memory for batch in engine._plan.lane.batches}.values()
+    assert len(arenas) == min(2, swap_times)
+    for arena in arenas:
+        storages = [view.untyped_storage().nbytes() for view in arena.views]
+        assert storages == [0] * len(arena.views)
+
+
+def test_every_wait_of_packed_is_necessary(kit, runtime, monkeypatch) -> None:
+    optimizer, engine = packed_engine(kit, runtime, monkeypatch, 4)
+    given = kit.gradients(optimizer.parameters, 0)
+    Event.waits = 0
+    engine.step(given)
+    count, missed = Event.waits, []
+    for left_out in range(count):
+        Event.log.clear()
+        Event.waits, Event.without_wait = 0, left_out
+        for _ in range(2):  # what a missing wait lets loose may only show in the next update
+            engine.step(given)
+        Event.without_wait = None
+        if not check_order(Event.log):
+            missed.append(left_out)
+    assert count == 1 + 4 * 2 + 2 + 1
+    assert missed == []
+
+
+def test_segments_and_arenas_are_views_of_one_memory(runtime) -> None:
+    import mindspore as ms
+
+    device = AscendDevice()
+    pieces = [Piece(0, (3, 5), ms.float32), Piece(ALIGNMENT, (7,), ms.float32)]
+    whole, parts = device.allocate_segment(ms.float32, 2 * ALIGNMENT, pieces)
+    assert whole.nbytes == 2 * ALIGNMENT
+    arena = device.allocate_arena(2 * ALIGNMENT, pieces)
+    arena.fill()
+    for tensors, base in ((parts, whole), (arena.views, arena._bytes)):
+        assert [t.data_ptr() - base.data_ptr() for t in tensors] == [0, ALIGNMENT]
+        assert [tuple(t.shape) for t in tensors] == [(3, 5), (7,)]
+    assert [part.storage_offset() for part in parts] == [0, ALIGNMENT // 4]
+    arena.views[0].set_data(mint.empty((3, 5)))  # as if it had not followed its base
+    arena.empty()
+    arena.fill()
+    assert arena.views[0].data_ptr() == arena._bytes.data_ptr()
+    arena.empty()
+    assert arena._bytes.untyped_storage().nbytes() == 0
 
 
 def test_times_are_seconds(kit, runtime, monkeypatch) -> None:

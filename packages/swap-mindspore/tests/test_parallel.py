@@ -21,6 +21,10 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
+from swap_mindspore import SwapOptimizerConfig
+from swap_testkit.mindspore.align import align_scenarios
+from swap_testkit.mindspore.launch import RankFailedError, Work, launch
+
 RANKS = Path(__file__).with_name("ranks.py")
 SECONDS = 240
 STATE_BYTES = 2 * 2 * 8 * 16 * 4
@@ -62,7 +66,31 @@ def run_ranks(count: int, kind: str, folder: Path) -> list[dict[str, dict[str, o
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 
-@pytest.mark.parametrize(("count", "kind"), [(2, "adam"), (4, "adam-weight-decay")])
+def test_the_scenarios_of_the_kit_on_two_processes() -> None:
+    """Data parallel, ZeRO-style and tensor parallel, a small language model on real text."""
+    alignments = align_scenarios(
+        ["data-parallel", "zero", "tensor-parallel"],
+        optimizers=["adam", "adam-weight-decay"],
+        config=SwapOptimizerConfig(min_numel=16, swap_times=3),
+        steps=2,
+        device="cpu",
+        nproc=2,
+        timeout=SECONDS,
+    )
+    assert len(alignments) == 6
+    assert [a.explain() for a in alignments if not a.aligned] == []
+    whole, rows = (a.swapped_memory.host for a in (alignments[0], alignments[2]))
+    assert rows == whole // 2
+    assert all(a.swapped_memory.idle < a.native_memory.idle // 10 for a in alignments)
+
+
+def test_a_rank_that_fails_is_told_with_its_log() -> None:
+    work = Work(("single",), ("none",), SwapOptimizerConfig(), 1)
+    with pytest.raises(RankFailedError, match="KeyError: 'none'"):
+        launch(work, nproc=2, timeout=SECONDS)
+
+
+@pytest.mark.parametrize(("count", "kind"), [(4, "adam-weight-decay")])
 def test_processes(tmp_path, count, kind) -> None:
     """Data parallel, ZeRO-style and tensor parallel training, in one launch."""
     by_rank = run_ranks(count, kind, tmp_path)

@@ -12,13 +12,16 @@ import pytest
 import swap_mindspore
 
 PUBLIC = [
+    "Arena",
     "AscendDevice",
     "DeviceMemory",
     "HostDevice",
     "MindSporeSwapAdapter",
     "MindSporeSwapDevice",
     "MindSporeSwapOptimizer",
+    "Piece",
     "Residency",
+    "Segment",
     "SwapOptimizerConfig",
     "SwapReport",
     "SwapSlot",

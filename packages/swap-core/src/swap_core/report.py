@@ -25,6 +25,7 @@ class StayReason(Enum):
     BUDGET = "there is room for it within device_budget"
     TOO_SMALL = "it has fewer elements than min_numel"
     RELOADED = "it was brought to the device by reload(), until offload()"
+    MASTER = "it is a master parameter, and include_master_params is False"
     SHARES_STORAGE = "it shares its storage with other tensors"
 
 
@@ -76,6 +77,13 @@ class SwapReport:
         return sum(s.nbytes for s in self.states if s.stays is not None and s.born)
 
     @property
+    def master_bytes(self) -> tuple[int, int]:
+        """Bytes of the fp32 master parameters that swap, and of those that stay."""
+        masters = [s for s in self.states if s.key == "master_param"]
+        swapping = sum(s.nbytes for s in masters if s.stays is None)
+        return swapping, sum(s.nbytes for s in masters) - swapping
+
+    @property
     def host_bytes(self) -> int:
         """Bytes of host memory held."""
         return self.ledger.host_bytes
@@ -112,6 +120,9 @@ class SwapReport:
             f"  moved      {format_bytes(self.ledger.bytes_loaded)} in, "
             f"{format_bytes(self.ledger.bytes_stored)} out, in {self.ledger.updates} updates",
         ]
+        if any(self.master_bytes):
+            swap, stay = map(format_bytes, self.master_bytes)
+            lines.insert(2, f"  masters    {swap} of these swap, {stay} stay")
         for reason, count in self.stay_counts().items():
             lines.append(f"  stays      {count} of the states: {reason.value}")
         if self.decision:

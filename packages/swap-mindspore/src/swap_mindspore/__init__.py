@@ -5,19 +5,23 @@ from swap_core import Residency, SwapOptimizerConfig, SwapReport, SwapSlot, Upda
 from swap_mindspore.__about__ import __version__
 from swap_mindspore.adapter import MindSporeSwapAdapter
 from swap_mindspore.api import is_swap_optimizer, swap_optimizer
+from swap_mindspore.arena import Arena, Piece, Segment
 from swap_mindspore.ascend import AscendDevice, ascend_device
 from swap_mindspore.device import DeviceMemory, MindSporeSwapDevice, Transfer
 from swap_mindspore.host import HostDevice
 from swap_mindspore.optimizer import MindSporeSwapOptimizer
 
 __all__ = [
+    "Arena",
     "AscendDevice",
     "DeviceMemory",
     "HostDevice",
     "MindSporeSwapAdapter",
     "MindSporeSwapDevice",
     "MindSporeSwapOptimizer",
+    "Piece",
     "Residency",
+    "Segment",
     "SwapOptimizerConfig",
     "SwapReport",
     "SwapSlot",

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 from weakref import ref
 
 from mindspore import Parameter, Tensor, nn
@@ -76,9 +76,20 @@ class MindSporeSwapAdapter(OptimizerSwapAdapter[Parameter, MindSporeStep, Update
         """This rank's shard of one parameter: the parameter itself, unless it is a DTensor."""
         return local_of(self.optimizer.parameters[index])
 
+    packed_by_default: ClassVar[bool] = False
+    """What ``packed_swap=None`` means."""
+
+    borrowers: ClassVar[Mapping[str, Collection[str]]] = {}
+    """Methods of the optimizer that compute with states outside an update, and the keys of those
+    that must be on the device meanwhile."""
+
     @abstractmethod
-    def states(self) -> Mapping[str, Sequence[Parameter]]:
-        """For each state key the states of all parameters, in order."""
+    def states(self) -> Mapping[str, Sequence[Parameter | None]]:
+        """For each state key the states of all parameters, in order; None: it has none."""
+
+    def signature(self) -> object:
+        """What decides which parameters are updated. If it changes, batches are made anew."""
+        return None
 
     @abstractmethod
     def read_hyper_parameters(self, gradients: tuple[Tensor, ...]) -> MindSporeStep:

@@ -33,7 +33,8 @@ def swap_optimizer(
       ``optimizer.moment1[0]``, are bound to the host memory, so checkpoints work as before.
 
     Args:
-        optimizer: ``mindspore.nn.Adam`` or ``mindspore.nn.AdamWeightDecay``. It is changed in
+        optimizer: ``mindspore.nn.Adam``, ``mindspore.nn.AdamWeightDecay``, or what an installed
+            adapter is for, such as MindFormers' AdamW with swap-mindformers. It is changed in
             place: the same object, of a subclass of its class.
         config: How to swap; None: ``SwapOptimizerConfig()``.
         device: An explicit device, for tests. None: the Ascend card of this process; on the CPU

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from mindspore import Tensor
 
 from swap_core import SwapDevice
+from swap_mindspore.arena import Arena, Piece, Segment
 
 __all__ = [
     "AnyMindSporeDevice",
     "DeviceMemory",
+    "Memory",
     "MindSporeSwapDevice",
     "Transfer",
     "empty_storages",
@@ -31,6 +33,10 @@ class DeviceMemory(NamedTuple):
     sizes: tuple[int, ...]
 
 
+Memory: TypeAlias = DeviceMemory | Arena
+"""Of a batch: storages of its own, or an arena that it shares."""
+
+
 class Transfer(NamedTuple):
     """Device tensor and host tensor of one copy: contiguous, of one dtype and one shape."""
 
@@ -42,7 +48,7 @@ StreamT = TypeVar("StreamT")
 EventT = TypeVar("EventT")
 
 
-class MindSporeSwapDevice(SwapDevice[StreamT, EventT, DeviceMemory, Transfer], Protocol):
+class MindSporeSwapDevice(SwapDevice[StreamT, EventT, Memory, Transfer], Protocol):
     """A :class:`swap_core.SwapDevice` for the Tensors of one process's device."""
 
     @property
@@ -63,19 +69,30 @@ class MindSporeSwapDevice(SwapDevice[StreamT, EventT, DeviceMemory, Transfer], P
         """Make a device tensor with a storage of its own, which is held."""
         ...
 
+    def allocate_segment(self, dtype: object, nbytes: int, pieces: Sequence[Piece]) -> Segment:
+        """Allocate contiguous host memory of one dtype, and make a tensor over each piece."""
+        ...
+
+    def allocate_arena(self, nbytes: int, pieces: Sequence[Piece]) -> Arena:
+        """Make an arena with a Parameter for each piece; it holds no memory yet."""
+        ...
+
 
 # A device's streams and events are its own kinds of object, of no concern to those who hold one.
 AnyMindSporeDevice: TypeAlias = MindSporeSwapDevice[Any, Any]
 
 
-def fill_storages(memory: DeviceMemory) -> None:
-    """Resize the storages from 0, all of them.
+def fill_storages(memory: Memory) -> None:
+    """Resize the storages from 0, all of them; let an arena take its memory.
 
     MindSpore's ``resize_`` returns silently when the device is full, so the size is checked.
 
     Raises:
         MemoryError: one of them got no memory; those before it have theirs.
     """
+    if isinstance(memory, Arena):
+        memory.fill()
+        return
     for tensor, nbytes in zip(memory.tensors, memory.sizes, strict=True):
         storage = tensor.untyped_storage()
         _resize(storage, nbytes)
@@ -83,8 +100,11 @@ def fill_storages(memory: DeviceMemory) -> None:
             raise MemoryError(f"no {nbytes:,} bytes for a tensor of shape {tuple(tensor.shape)}")
 
 
-def empty_storages(memory: DeviceMemory) -> None:
+def empty_storages(memory: Memory) -> None:
     """Resize the storages to 0 that have a size; the memory goes back to MindSpore's pool."""
+    if isinstance(memory, Arena):
+        memory.empty()
+        return
     for tensor in memory.tensors:
         storage = tensor.untyped_storage()
         if storage.nbytes() > 0:

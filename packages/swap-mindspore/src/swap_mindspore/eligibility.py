@@ -49,6 +49,8 @@ class Eligibility:
         """Why a state stays where it is, or None if it swaps."""
         keys = self._config.state_keys
         state = local_of(state)
+        if key == "master_param" and not self._config.include_master_params:
+            return StayReason.MASTER
         if keys is not None and key not in keys:
             return StayReason.NOT_SELECTED
         if state.dtype not in _FLOATING:

@@ -4,44 +4,31 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeAlias, final
+from typing import final
 
 from mindspore import Tensor, _no_grad
 
-from swap_core import (
-    Batch,
-    Ledger,
-    PerTensorPipeline,
-    StepTimes,
-    SwapOptimizerConfig,
-    SwapReport,
-    partition,
-    step_times,
-)
-from swap_mindspore.adapter import (
-    Member,
-    MindSporeStep,
-    MindSporeSwapAdapter,
-    MindSporeUnit,
-    UpdateCall,
-)
-from swap_mindspore.device import AnyMindSporeDevice, DeviceMemory, Transfer
+from swap_core import Ledger, StepTimes, SwapOptimizerConfig, SwapReport, step_times
+from swap_mindspore.adapter import MindSporeSwapAdapter
+from swap_mindspore.device import AnyMindSporeDevice
 from swap_mindspore.eligibility import default_device
+from swap_mindspore.homes import Homes, PerTensorHomes
+from swap_mindspore.packed_homes import PackedHomes
+from swap_mindspore.plan import Lane, Plan, make_plan
 from swap_mindspore.states import StateTable
 
 __all__ = ["SwapEngine"]
-
-_Batch: TypeAlias = Batch[Any, DeviceMemory, Transfer]
 
 
 @final
 class SwapEngine:
     """Owns everything that swapping adds to an optimizer. Making one moves states to the host.
 
-    A MindSpore optimizer has its parameters and states for life, and every update has a gradient
-    for each, so what moves and what is computed is planned once, here.
+    A MindSpore optimizer has its parameters and states for life, so what moves and what is computed
+    is planned here, and again only if other parameters are to be updated than before.
 
     Args:
         adapter: The optimizer's adapter, already validated.
@@ -59,18 +46,10 @@ class SwapEngine:
         self.config = config
         self.device = device if device is not None else default_device()
         self.ledger = Ledger()
-        self._table = StateTable(adapter, config, self.device, self.ledger)
-        units = [
-            replace(unit, slots=tuple(s.slot for s in self._table.swapped_of(unit.adapter_index)))
-            for unit in adapter.iter_update_units(MindSporeStep((), None, None))
-        ]
-        self._staying = self._call(unit for unit in units if not unit.slots)
-        swapping = [unit for unit in units if unit.slots]
-        parts = partition([unit.nbytes for unit in swapping], config.swap_times)
-        self._calls = [self._call(swapping[part.start : part.stop]) for part in parts]
-        self._batches = [self._batch(i, call) for i, call in enumerate(self._calls)]
-        self._pipeline = PerTensorPipeline(self.device, self.ledger) if self.device else None
-        self.ledger.plans_built += 1
+        packed = config.packed_swap
+        self.packed = adapter.packed_by_default if packed is None else packed
+        self._table = StateTable(adapter, config, self.device)
+        self._plan = self._planned()
         self._timed = False
 
     def step(self, gradients: Sequence[Tensor]) -> None:
@@ -84,28 +63,43 @@ class SwapEngine:
         step = self.adapter.prepare_step(gradients)
         with _no_grad():
             self.adopt()
+            if self._plan.signature != self.adapter.signature():
+                self._plan = self._planned()
+            plan, lane = self._plan, self._plan.lane
             self._timed = False
-            if self._batches and self._pipeline is not None and self.device is not None:
-                self._pipeline.run(
-                    self._batches,
-                    lambda index: self.adapter.step_batch(step, self._calls[index]),
-                    lambda: self.adapter.step_batch(step, self._staying),
+            if lane is not None and self.device is not None:
+                lane.pipeline.run(
+                    lane.batches,
+                    lambda index: self.adapter.step_batch(step, lane.calls[index]),
+                    lambda: self.adapter.step_batch(step, plan.staying),
                 )
-                self.device.synchronize(self._batches[-1].stored)
+                self.device.synchronize(lane.batches[-1].stored)
                 self._timed = True
             else:
-                self.adapter.step_batch(step, self._staying)
+                self.adapter.step_batch(step, plan.staying)
             self.adapter.finish_step(step)
 
     def adopt(self) -> None:
         """Take over states that were loaded or set from outside."""
         self._table.adopt()
 
+    @contextmanager
+    def lent(self, keys: Collection[str]) -> Iterator[None]:
+        """Have the swapped states of these keys on the device, and keep what is done to them."""
+        with _no_grad():
+            self.adopt()
+            try:
+                if self.device is not None:
+                    self._table.lend(keys, self.device)
+                yield
+            finally:
+                self.adopt()
+
     def warn_if_nothing_swaps(self) -> None:
         """Warn when no state can ever swap, and say why."""
-        if self._batches:
-            return
         report = self.report()
+        if any(state.stays is None for state in report.states):
+            return
         told = "; ".join(
             f"{count} because {reason.value}" for reason, count in report.stay_counts().items()
         )
@@ -119,50 +113,44 @@ class SwapEngine:
 
     def report(self) -> SwapReport:
         """Describe states, batches and counters."""
+        batches = self._plan.lane.batches if self._plan.lane is not None else ()
         return SwapReport(
             optimizer=self.adapter.supports(),
-            packed=False,
+            packed=self.packed,
             states=tuple(self._table.report()),
-            batches=len(self._batches) if self.ledger.updates else 0,
-            batch_bytes=tuple(batch.nbytes for batch in self._batches),
+            batches=len(batches) if self.ledger.updates else 0,
+            batch_bytes=tuple(batch.nbytes for batch in batches),
             pinned=self.device is not None and self.device.pinned,
             ledger=replace(self.ledger),
-            last_step=self._times() if self._timed else None,
+            last_step=self._times(self._plan.lane) if self._timed else None,
         )
 
-    def _call(self, units: Iterable[MindSporeUnit]) -> UpdateCall:
-        indices = [unit.adapter_index for unit in units]
-        return UpdateCall(tuple(Member(i, self._table.tensors_of(i)) for i in indices))
+    def _planned(self) -> Plan:
+        device, homes = self.device, None
+        if device is not None:
+            homes = self._homes(device)
+        return make_plan(
+            self.adapter, self._table, self.config.swap_times, homes, device, self.ledger
+        )
 
-    def _batch(self, index: int, call: UpdateCall) -> _Batch:
-        states = [s for member in call.members for s in self._table.swapped_of(member.position)]
-        sizes = tuple(state.slot.nbytes for state in states)
+    def _homes(self, device: AnyMindSporeDevice) -> Homes:
+        if self.packed:
+            return PackedHomes(device, self.config.staging_buffers)
+        return PerTensorHomes(device)
+
+    def _times(self, lane: Lane | None) -> StepTimes:
         device = self.device
-        assert device is not None  # without one nothing swaps
-        return Batch(
-            index=index,
-            nbytes=sum(sizes),
-            memory=DeviceMemory(tuple(state.device for state in states), sizes),
-            transfers=tuple(Transfer(state.device, state.host) for state in states),
-            restored=device.create_event(),
-            loaded=device.create_event(),
-            updated=device.create_event(),
-            stored=device.create_event(),
-        )
-
-    def _times(self) -> StepTimes:
-        device, pipeline, batches = self.device, self._pipeline, self._batches
         assert device is not None  # an update went through it
-        assert pipeline is not None
+        assert lane is not None
 
         def seconds(end: object) -> float:
-            return device.elapsed(batches[0].restored, end)
+            return device.elapsed(lane.batches[0].restored, end)
 
         return step_times(
-            [seconds(batch.loaded) for batch in batches],
-            [seconds(batch.updated) for batch in batches],
-            [seconds(batch.stored) for batch in batches],
-            ring=2,
-            update_after_store=True,
-            meanwhile=seconds(pipeline.meanwhile_done),
+            [seconds(batch.loaded) for batch in lane.batches],
+            [seconds(batch.updated) for batch in lane.batches],
+            [seconds(batch.stored) for batch in lane.batches],
+            ring=lane.ring,
+            update_after_store=not self.packed,
+            meanwhile=seconds(lane.pipeline.meanwhile_done),
         )

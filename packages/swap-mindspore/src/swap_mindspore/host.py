@@ -10,14 +10,21 @@ from typing import final
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, mint
+from mindspore import Parameter, Tensor, mint
+from numpy.typing import NDArray
 
-from swap_mindspore.device import DeviceMemory, Transfer, empty_storages, fill_storages
+from swap_mindspore.arena import Arena, Piece, Segment, itemsize_of
+from swap_mindspore.device import Memory, Transfer, empty_storages, fill_storages
 from swap_mindspore.versions import executor
 
-__all__ = ["HostDevice", "HostEvent", "HostStream"]
+__all__ = ["HostArena", "HostDevice", "HostEvent", "HostStream"]
 
-_NUMPY = {ms.float16: np.float16, ms.float32: np.float32, ms.float64: np.float64}
+_NUMPY = {
+    ms.bfloat16: np.uint16,  # numpy has no such type
+    ms.float16: np.float16,
+    ms.float32: np.float32,
+    ms.float64: np.float64,
+}
 _POISON = 0xFF  # NaN in every floating point type
 
 
@@ -31,6 +38,39 @@ class HostEvent:
     """A moment."""
 
     seconds = 0.0
+
+
+@final
+class HostArena(Arena):
+    """A numpy array, and tensors over it that are made anew each time it takes memory."""
+
+    def __init__(self, nbytes: int, pieces: Sequence[Piece]) -> None:
+        super().__init__(nbytes, pieces)
+        self._bytes = np.empty(0, np.uint8)
+        self._nothing = tuple(mint.empty(piece.shape, dtype=piece.dtype) for piece in self.pieces)
+        """For each view what it is bound to without memory: it has a shape, and 0 bytes."""
+        self.views = tuple(
+            Parameter(tensor, name=f"swap_arena.{number}")
+            for number, tensor in enumerate(self._nothing)
+        )
+        self.empty()
+
+    def fill(self) -> None:
+        """Make an array and bind every view to it."""
+        self._bytes = np.empty(self.nbytes, np.uint8)
+        for view, piece in zip(self.views, self.pieces, strict=True):
+            view.set_data(_tensor_over(self._bytes, piece))
+
+    def empty(self) -> None:
+        """Let go of the array. Only ``set_data`` makes a Parameter let go, ``resize_`` does not."""
+        for view, nothing in zip(self.views, self._nothing, strict=True):
+            nothing.untyped_storage().resize_(0)
+            view.set_data(nothing)
+        self._bytes = np.empty(0, np.uint8)
+
+    def overwrite(self, byte: int) -> None:
+        """Set every byte that is held."""
+        self._bytes[:] = byte
 
 
 @final
@@ -76,7 +116,7 @@ class HostDevice:
         """Seconds between two events."""
         return end.seconds - start.seconds
 
-    def restore(self, memory: DeviceMemory) -> None:
+    def restore(self, memory: Memory) -> None:
         """Resize the storages from 0, all or none."""
         try:
             fill_storages(memory)
@@ -86,7 +126,7 @@ class HostDevice:
         if self.poison:
             _overwrite(memory)
 
-    def release(self, memory: DeviceMemory) -> None:
+    def release(self, memory: Memory) -> None:
         """Resize the storages to 0."""
         _finish_pending_work()
         if self.poison:
@@ -113,18 +153,38 @@ class HostDevice:
         By numpy, whose memory no allocator of MindSpore ever moves or pools; the tensor keeps the
         array alive.
         """
-        if dtype == ms.bfloat16:  # numpy has no such type
-            bits = Tensor.from_numpy(np.zeros(tuple(shape), dtype=np.uint16))
-            return bits.view(ms.bfloat16)
-        return Tensor.from_numpy(np.zeros(tuple(shape), dtype=_NUMPY[dtype]))
+        array = np.zeros(tuple(shape), dtype=_NUMPY[dtype]).reshape(-1).view(np.uint8)
+        return _tensor_over(array, Piece(0, tuple(shape), dtype))
 
     def allocate_device(self, shape: Sequence[int], dtype: object) -> Tensor:
         """Make a tensor as operators do."""
         return mint.empty(tuple(shape), dtype=dtype)
 
+    def allocate_segment(self, dtype: object, nbytes: int, pieces: Sequence[Piece]) -> Segment:
+        """Allocate pageable memory, by numpy as well."""
+        array = np.zeros(nbytes, np.uint8)
+        whole = Piece(0, (nbytes // itemsize_of(dtype),), dtype)
+        parts = tuple(_tensor_over(array, piece) for piece in pieces)
+        return Segment(_tensor_over(array, whole), parts)
 
-def _overwrite(memory: DeviceMemory) -> None:
+    def allocate_arena(self, nbytes: int, pieces: Sequence[Piece]) -> HostArena:
+        """Make an arena of numpy memory."""
+        return HostArena(nbytes, pieces)
+
+
+def _tensor_over(array: NDArray[np.uint8], piece: Piece) -> Tensor:
+    """A tensor whose storage is a part of ``array``, which it keeps alive."""
+    part = array[piece.offset : piece.offset + piece.nbytes].view(_NUMPY[piece.dtype])
+    tensor = Tensor.from_numpy(part.reshape(piece.shape))
+    return tensor.view(ms.bfloat16) if piece.dtype == ms.bfloat16 else tensor
+
+
+def _overwrite(memory: Memory) -> None:
     _finish_pending_work()
+    if isinstance(memory, HostArena):
+        memory.overwrite(_POISON)
+        return
+    assert not isinstance(memory, Arena)  # this device makes no other
     for tensor in memory.tensors:
         storage = tensor.untyped_storage()
         if storage.nbytes() > 0:

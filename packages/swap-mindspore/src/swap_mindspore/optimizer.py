@@ -10,7 +10,8 @@ there is no inner optimizer that could be called by mistake.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import wraps
 from typing import Any, ClassVar
 
 import mindspore as ms
@@ -85,8 +86,9 @@ class MindSporeSwapOptimizer(nn.Optimizer):
     def extend_repr(self) -> str:
         """Tell in one line that this optimizer swaps, and how much."""
         engine = self._swap
+        way = "packed" if engine.packed else "per tensor"
         return (
-            f"swapped: per tensor, swap_times={engine.config.swap_times}, "
+            f"swapped: {way}, swap_times={engine.config.swap_times}, "
             f"{formatted(engine.ledger.host_bytes)} on host, {len(self.parameters)} params"
         )
 
@@ -145,16 +147,34 @@ def make_engine(
 def turn_into_swap_optimizer(optimizer: nn.Optimizer, engine: SwapEngine) -> None:
     """Give ``optimizer`` its new class and ``engine``. See [Note: in place]."""
     optimizer.__dict__["_swap"] = engine
-    optimizer.__class__ = _swap_class(type(optimizer))
+    optimizer.__class__ = _swap_class(type(optimizer), engine.adapter.borrowers)
 
 
 _classes: dict[type[nn.Optimizer], type[nn.Optimizer]] = {}
 """The subclass of each class whose instances were wrapped."""
 
 
-def _swap_class(base: type[nn.Optimizer]) -> type[nn.Optimizer]:
+def _swap_class(
+    base: type[nn.Optimizer], borrowers: Mapping[str, Collection[str]]
+) -> type[nn.Optimizer]:
     if base not in _classes:
         names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-        attributes = {**names, "__doc__": base.__doc__, "_swap_base": base}
+        methods = {
+            name: _borrowing(getattr(base, name), keys)
+            for name, keys in borrowers.items()
+            if name in dir(base)
+        }
+        attributes = {**names, **methods, "__doc__": base.__doc__, "_swap_base": base}
         _classes[base] = type(base.__name__, (MindSporeSwapOptimizer, base), attributes)
     return _classes[base]
+
+
+def _borrowing(method: Callable[..., Any], keys: Collection[str]) -> Callable[..., Any]:
+    """Let a method of the optimizer find states of ``keys`` on the device."""
+
+    @wraps(method)
+    def borrowing(self: MindSporeSwapOptimizer, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        with self._swap.lent(keys):
+            return method(self, *args, **kwargs)
+
+    return borrowing

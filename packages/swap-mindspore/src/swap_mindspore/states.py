@@ -15,16 +15,17 @@ to it again. The caller's tensor is only read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import final
 
 from mindspore import Parameter, Tensor
 
-from swap_core import Ledger, Span, StateReport, StayReason, SwapOptimizerConfig, SwapSlot
+from swap_core import Ledger, StateReport, StayReason, SwapOptimizerConfig, SwapSlot
 from swap_mindspore.adapter import MindSporeSwapAdapter
-from swap_mindspore.device import AnyMindSporeDevice, DeviceMemory, empty_storages
+from swap_mindspore.device import AnyMindSporeDevice
 from swap_mindspore.eligibility import Eligibility
+from swap_mindspore.homes import Candidate, Home, Homes, Placed
 from swap_mindspore.sharding import local_of
 
 __all__ = ["StateTable", "StayingState", "SwappedState"]
@@ -38,8 +39,8 @@ class SwappedState:
     param: Parameter
     """The optimizer's own, bound to ``host``."""
     host: Tensor
-    device: Parameter
-    """Has 0 bytes of storage but while its batch is on the device."""
+    device: Parameter | None
+    """Has 0 bytes of storage but while its batch is on the device. None: no update moves it."""
 
     @property
     def shown(self) -> Tensor:
@@ -57,26 +58,14 @@ class StayingState:
     reason: StayReason
 
 
-class _Candidate(NamedTuple):
-    """A state that is to swap."""
-
-    position: int
-    """The place of its parameter in the optimizer."""
-    owner: str
-    key: str
-    param: Parameter
-    """The state."""
-
-
 @final
 class StateTable:
-    """All states of an optimizer. Making one moves those that swap to the host.
+    """All states of an optimizer. Those that swap stay where they are until :meth:`place`.
 
     Args:
         adapter: Knows the states.
         config: Selects those that swap.
         device: What swaps; None: nothing does.
-        ledger: Where host memory is counted.
     """
 
     def __init__(
@@ -84,17 +73,48 @@ class StateTable:
         adapter: MindSporeSwapAdapter,
         config: SwapOptimizerConfig,
         device: AnyMindSporeDevice | None,
-        ledger: Ledger,
     ) -> None:
-        states = adapter.states()
-        everything = [*adapter.parameters, *(state for each in states.values() for state in each)]
-        rules = Eligibility(config, device, everything)
         self._staying: dict[int, list[StayingState]] = {}
+        self._candidates: dict[int, list[Candidate]] = {}
         self._swapped: dict[int, list[SwappedState]] = {}
+        states = adapter.states()
         self._keys = tuple(states)
-        chosen = self._choose(adapter.parameters, states, rules)
-        if device is not None:
-            self._move_out(chosen, device, ledger)
+        existing = [state for each in states.values() for state in each if state is not None]
+        rules = Eligibility(config, device, [*adapter.parameters, *existing])
+        self._choose(adapter.parameters, states, rules)
+
+    def candidates_of(self, index: int) -> Sequence[Candidate]:
+        """The states of one parameter that swap, in the order of the keys."""
+        return self._candidates.get(index, ())
+
+    def place(self, batches: Sequence[Sequence[int]], homes: Homes, ledger: Ledger) -> list[Placed]:
+        """Move every state that swaps to new host memory, for these batches of parameters.
+
+        States of parameters that are in no batch are on the host too, but nothing moves them.
+
+        Args:
+            batches: Places of parameters, all with states that swap.
+            homes: The way to place them.
+            ledger: Where host memory is counted.
+
+        Raises:
+            MemoryError: no host memory. Nothing has changed.
+        """
+        moving = {index for batch in batches for index in batch}
+        resting = [index for index in self._candidates if index not in moving]
+        groups = [
+            [candidate for index in group for candidate in self._candidates[index]]
+            for group in (*batches, resting)
+        ]
+        homed = homes.allocate(groups, ledger)
+        for home in (home for group in homed for home in group):
+            home.host.copy_(home.candidate.local)
+        for home in (home for group in homed for home in group):
+            # The device memory of before is free from here on: there is room for the device's side.
+            home.candidate.param.set_data(home.host)
+        placed = homes.place(homed[: len(batches)]) if batches else []
+        self._note(homed, placed)
+        return placed
 
     def swapped_of(self, index: int) -> Sequence[SwappedState]:
         """The states of one parameter that swap, in the order of the keys."""
@@ -103,8 +123,18 @@ class StateTable:
     def tensors_of(self, index: int) -> dict[str, Tensor]:
         """What an update of one parameter works on, by key, in the order of the keys."""
         tensors = {state.key: local_of(state.param) for state in self._staying.get(index, ())}
-        tensors |= {state.slot.key: state.device for state in self.swapped_of(index)}
-        return {key: tensors[key] for key in self._keys}
+        for state in self.swapped_of(index):
+            assert state.device is not None  # asked only for parameters that are updated
+            tensors[state.slot.key] = state.device
+        return {key: tensors[key] for key in self._keys if key in tensors}
+
+    def lend(self, keys: Collection[str], device: AnyMindSporeDevice) -> None:
+        """Show states on the device until the next :meth:`adopt`, which takes them back."""
+        for state in self._all():
+            if state.slot.key in keys:
+                tensor = device.allocate_device(state.host.shape, state.host.dtype)
+                tensor.copy_(state.host)
+                state.param.set_data(tensor)
 
     def adopt(self) -> None:
         """Take over what was put in the place of host memory from outside.
@@ -112,12 +142,7 @@ class StateTable:
         Raises:
             ValueError: it has another shape or dtype than the state. Nothing was taken over.
         """
-        moved = [
-            state
-            for states in self._swapped.values()
-            for state in states
-            if state.shown.data_ptr() != state.host.data_ptr()
-        ]
+        moved = [state for state in self._all() if state.shown.data_ptr() != state.host.data_ptr()]
         for state in moved:
             _check_replacement(state)
         for state in moved:
@@ -129,60 +154,41 @@ class StateTable:
         for index in sorted({*self._swapped, *self._staying}):
             reports = {s.slot.key: _report_swapped(s) for s in self.swapped_of(index)}
             reports |= {s.key: _report_staying(s) for s in self._staying.get(index, ())}
-            yield from (reports[key] for key in self._keys)
+            yield from (reports[key] for key in self._keys if key in reports)
+
+    def _all(self) -> Iterator[SwappedState]:
+        for states in self._swapped.values():
+            yield from states
 
     def _choose(
         self,
         params: Sequence[Parameter],
-        states: Mapping[str, Sequence[Parameter]],
+        states: Mapping[str, Sequence[Parameter | None]],
         rules: Eligibility,
-    ) -> list[_Candidate]:
-        """Note what stays, and give what swaps."""
-        chosen = []
+    ) -> None:
+        """Note what stays and what is to swap."""
         for index, param in enumerate(params):
             owner = f"parameter {index} ({param.name})"
             for key, members in states.items():
-                reason = rules.stay_reason(key, members[index])
+                state = members[index]
+                if state is None:
+                    continue
+                reason = rules.stay_reason(key, state)
                 if reason is None:
-                    chosen.append(_Candidate(index, owner, key, members[index]))
+                    candidate = Candidate(index, owner, key, state)
+                    self._candidates.setdefault(index, []).append(candidate)
                 else:
-                    staying = StayingState(owner, key, members[index], reason)
+                    staying = StayingState(owner, key, state, reason)
                     self._staying.setdefault(index, []).append(staying)
-        return chosen
 
-    def _move_out(
-        self, chosen: Sequence[_Candidate], device: AnyMindSporeDevice, ledger: Ledger
-    ) -> None:
-        # All host memory first: if it runs out, nothing has changed yet.
-        shards = [local_of(candidate.param) for candidate in chosen]
-        hosts = [device.allocate_host(shard.shape, shard.dtype) for shard in shards]
-        for host, shard in zip(hosts, shards, strict=True):
-            host.copy_(shard)
-        del shards
-        for number, (candidate, host) in enumerate(zip(chosen, hosts, strict=True)):
-            # The device memory of before is free from here on, so there is room for its successor.
-            candidate.param.set_data(host)
-            state = _swapped_state(candidate, host, number, device)
-            self._swapped.setdefault(candidate.position, []).append(state)
-            ledger.host_allocations += 1
-            ledger.host_bytes += state.slot.nbytes
-
-
-def _swapped_state(
-    candidate: _Candidate, host: Tensor, number: int, device: AnyMindSporeDevice
-) -> SwappedState:
-    slot = SwapSlot(
-        owner=candidate.owner,
-        key=candidate.key,
-        shape=tuple(host.shape),
-        dtype=str(host.dtype).lower(),
-        nbytes=host.nbytes,
-        span=Span(number, 0, host.nbytes),
-    )
-    # A Parameter: in place of another Tensor, a kernel may update a converted copy.
-    tensor = Parameter(device.allocate_device(host.shape, host.dtype), candidate.param.name)
-    empty_storages(DeviceMemory((tensor,), (host.nbytes,)))
-    return SwappedState(slot, candidate.param, host, tensor)
+    def _note(self, homed: Sequence[Sequence[Home]], placed: Sequence[Placed]) -> None:
+        """Remember where each state is."""
+        self._swapped = {}
+        for number, group in enumerate(homed):
+            tensors = placed[number].tensors if number < len(placed) else [None] * len(group)
+            for home, tensor in zip(group, tensors, strict=True):
+                state = SwappedState(home.slot, home.candidate.param, home.host, tensor)
+                self._swapped.setdefault(home.candidate.position, []).append(state)
 
 
 def _check_replacement(state: SwappedState) -> None:

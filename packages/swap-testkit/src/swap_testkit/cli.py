@@ -69,7 +69,7 @@ def _add_align(parser: argparse.ArgumentParser) -> None:
         "--framework",
         default="torch",
         choices=("torch", "mindspore"),
-        help="of the builder or the scenarios (default torch); mindspore runs on this process",
+        help="of the builder or the scenarios (default torch)",
     )
     parser.add_argument("--seed", type=int, default=0, help="for the builder (default 0)")
     parser.add_argument(
@@ -101,7 +101,10 @@ def _add_cards(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-no-cards", action="store_true", help="succeed on a machine without accelerators"
     )
-    parser.set_defaults(run=_cards, scenario=["all"], nproc=None, framework="torch")
+    parser.add_argument(
+        "--framework", default="torch", choices=("torch", "mindspore"), help="(default torch)"
+    )
+    parser.set_defaults(run=_cards, scenario=["all"], nproc=None, builder=None, parallel="none")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -122,8 +125,11 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _configs(options: argparse.Namespace) -> list[SwapOptimizerConfig]:
-    both = [False] if options.framework == "mindspore" else [True, False]
-    ways = [True] if options.packed else [False] if options.per_tensor else both
+    # MindSpore's optimizers have different ways; None stands for all that one has.
+    both = [None] if options.framework == "mindspore" else [True, False]
+    ways: Sequence[bool | None] = (
+        [True] if options.packed else [False] if options.per_tensor else both
+    )
     return [
         SwapOptimizerConfig(
             swap_times=options.swap_times, min_numel=options.min_numel, packed_swap=packed
@@ -133,6 +139,11 @@ def _configs(options: argparse.Namespace) -> list[SwapOptimizerConfig]:
 
 
 def _align(options: argparse.Namespace) -> int:
+    return 0 if all(alignment.aligned for alignment in _aligned(options)) else 1
+
+
+def _aligned(options: argparse.Namespace) -> list[Alignment]:
+    """Run everything, and tell and write the results."""
     console = _console()
     jobs = list(_jobs(options))
     alignments: list[Alignment] = []
@@ -151,10 +162,12 @@ def _align(options: argparse.Namespace) -> int:
     if options.report is not None:
         files = write_report(alignments, options.report)
         console.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
-    return 0 if all(alignment.aligned for alignment in alignments) else 1
+    return alignments
 
 
 def _cards(options: argparse.Namespace) -> int:
+    if options.framework == "mindspore":
+        return _mindspore_cards(options)
     from swap_testkit.torch.run import present_cards
 
     options.device, count = present_cards()
@@ -168,6 +181,38 @@ def _cards(options: argparse.Namespace) -> int:
     return _align(options)
 
 
+def _mindspore_cards(options: argparse.Namespace) -> int:
+    """Every scenario on Ascend cards, and the RFC's rows with what became of them."""
+    import mindspore
+
+    on_cards = mindspore.get_context("device_target") == "Ascend"
+    alignments: list[Alignment] = []
+    if on_cards:
+        options.device = "ascend"
+        alignments = _aligned(options)
+    else:
+        print("swap_testkit cards: MindSpore has no Ascend card here, so nothing was run.")
+    table = Table(title="rows of the RFC's section 7.2.2")
+    for column in ("row", "on cards", "outcome"):
+        table.add_column(column, overflow="fold")
+    for name, what, outcome in _row_outcomes(alignments):
+        table.add_row(name, what, outcome)
+    _console().print(table)
+    if not on_cards:
+        return 0 if options.allow_no_cards else 1
+    return 0 if all(alignment.aligned for alignment in alignments) else 1
+
+
+def _row_outcomes(alignments: Sequence[Alignment]) -> Iterator[tuple[str, str, str]]:
+    from swap_testkit.mindspore.rows import RFC_ROWS
+
+    for name, row in RFC_ROWS.items():
+        found = [a for a in alignments if a.title.startswith(tuple(row.titles()))]
+        aligned = sum(alignment.aligned for alignment in found)
+        what = f"{', '.join(row.scenarios)} with {', '.join(row.optimizers)} on {row.nproc}"
+        yield name, what, f"{aligned} of {len(found)} aligned" if found else "not run"
+
+
 def _jobs(options: argparse.Namespace) -> Iterator[_Job]:
     if options.framework == "mindspore":
         return _mindspore_jobs(options)
@@ -177,19 +222,41 @@ def _jobs(options: argparse.Namespace) -> Iterator[_Job]:
 def _mindspore_jobs(options: argparse.Namespace) -> Iterator[_Job]:
     from swap_testkit.mindspore import align as mindspore
 
-    if options.parallel != "none" or options.nproc not in (None, [1]):
-        raise ValueError("--parallel and --nproc are for torch; leave them out with mindspore.")
-    common = {"configs": _configs(options), "steps": options.steps, "device": options.device}
+    common = {"steps": options.steps, "device": options.device}
+    if options.parallel != "none" or (options.builder and options.nproc not in (None, [1])):
+        raise ValueError(
+            "--parallel, and --nproc with a builder, are for torch; leave them out with mindspore."
+        )
     if options.builder:
         sys.path.insert(0, "")
-        tolerance = Tolerance(options.rtol, options.atol)
-        chosen = partial(mindspore.align_job, seed=options.seed, tolerance=tolerance, **common)
-        yield options.builder, partial(chosen, options.builder)
+        yield (
+            options.builder,
+            partial(
+                mindspore.align_job,
+                options.builder,
+                configs=_configs(options),
+                seed=options.seed,
+                tolerance=Tolerance(options.rtol, options.atol),
+                **common,
+            ),
+        )
         return
+    (config,) = _configs(options)
     optimizers = mindspore.available_optimizers(options.optimizer)
-    for scenario in mindspore.find_scenarios(options.scenario):
-        chosen = partial(mindspore.align_scenario, optimizers=optimizers, **common)
-        yield f"mindspore {scenario.name}", partial(chosen, scenario.name)
+    run = partial(mindspore.align_scenarios, optimizers=optimizers, config=config, **common)
+    scenarios = mindspore.find_scenarios(options.scenario)
+    if options.nproc and not any(set(options.nproc) & set(each.worlds) for each in scenarios):
+        raise ValueError(f"none of these scenarios runs on {options.nproc} processes.")
+    for nproc in sorted({world for scenario in scenarios for world in scenario.worlds}):
+        if options.nproc and nproc not in options.nproc:
+            continue
+        names = [scenario.name for scenario in scenarios if nproc in scenario.worlds]
+        if nproc == 1:
+            for name in names:
+                yield f"mindspore {name}", partial(run, [name])
+        else:  # a launch takes long
+            label = f"mindspore {', '.join(names)} on {nproc}"
+            yield label, partial(run, names, nproc=nproc, timeout=options.timeout)
 
 
 def _builder_jobs(options: argparse.Namespace) -> Iterator[_Job]:
@@ -268,7 +335,9 @@ def _scenario_rows(framework: str) -> list[tuple[str, str, str]]:
     if framework == "mindspore":
         from swap_testkit.mindspore.scenarios import SCENARIOS as MINDSPORE_SCENARIOS
 
-        return [(s.name, "1", s.about) for s in MINDSPORE_SCENARIOS.values()]
+        return [
+            (s.name, ", ".join(map(str, s.worlds)), s.about) for s in MINDSPORE_SCENARIOS.values()
+        ]
     from swap_testkit.torch.scenarios import SCENARIOS
 
     return [(s.name, ", ".join(map(str, s.worlds)), s.about) for s in SCENARIOS.values()]

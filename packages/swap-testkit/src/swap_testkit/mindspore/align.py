@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train natively and swapped in this process, and compare."""
+"""Train natively and swapped, and compare."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import TypeAlias
@@ -13,9 +13,12 @@ import mindspore as ms
 from swap_core import SwapOptimizerConfig
 from swap_testkit.alignment import Alignment, RunRecord, compare_runs
 from swap_testkit.array import Tolerance
+from swap_testkit.mindspore.launch import Work, launch
+from swap_testkit.mindspore.optimizers import OPTIMIZERS, installed_optimizers
 from swap_testkit.mindspore.record import Wrap, record_run, wrapper
-from swap_testkit.mindspore.scenarios import OPTIMIZERS, SCENARIOS, Scenario
-from swap_testkit.mindspore.trainer import Job, JobTrainer
+from swap_testkit.mindspore.scenarios import SCENARIOS, Scenario
+from swap_testkit.mindspore.trainer import Job, JobTrainer, Trainer
+from swap_testkit.mindspore.world import ALONE, World
 from swap_testkit.outcome import RankOutcome, described, merge
 from swap_testkit.reference import FunctionReference
 from swap_testkit.selection import select_scenarios
@@ -23,11 +26,13 @@ from swap_testkit.selection import select_scenarios
 __all__ = [
     "Builder",
     "align_job",
-    "align_scenario",
+    "align_scenarios",
     "available_optimizers",
     "check_device",
     "find_scenarios",
     "outcomes_of",
+    "outcomes_on_rank",
+    "variants",
 ]
 
 Builder: TypeAlias = Callable[[int], Job]
@@ -57,40 +62,97 @@ def align_job(
             )
         return JobTrainer(job)
 
-    return _alignments(name, {"": make}, configs, steps, tolerance)
+    wraps = [wrapper(config) for config in configs]
+    outcomes = outcomes_of(make, wraps, steps, 0, tolerance)
+    return [
+        merge(name, described(config, packed_by_default=False), [outcome], steps, tolerance)
+        for config, outcome in zip(configs, outcomes, strict=True)
+    ]
 
 
-def align_scenario(
-    name: str,
+def align_scenarios(
+    names: Sequence[str],
     *,
     optimizers: Sequence[str],
-    configs: Sequence[SwapOptimizerConfig],
+    config: SwapOptimizerConfig,
     steps: int,
     device: str,
+    nproc: int = 1,
+    timeout: float = 600.0,
 ) -> list[Alignment]:
-    """Run one scenario with several optimizers, and compare exactly.
+    """Run scenarios with several optimizers, and compare exactly.
+
+    Args:
+        names: Scenarios that run on ``nproc`` processes.
+        optimizers: Names of :data:`swap_testkit.mindspore.optimizers.OPTIMIZERS`.
+        config: How to swap; with ``packed_swap=None`` in every way that an optimizer has.
+        steps: How many.
+        device: The ``device_target`` of this process.
+        nproc: Processes; more than one are started by msrun, once for all scenarios.
+        timeout: Seconds after which those are killed.
 
     Returns:
-        One alignment per optimizer and config, in this order.
+        One alignment per scenario, optimizer and way, in this order.
     """
     check_device(device)
-    makes: dict[str, Callable[[], JobTrainer]] = {
-        f"{optimizer}, ": partial(_scenario_trainer, name, optimizer) for optimizer in optimizers
-    }
-    return _alignments(f"mindspore {name}", makes, configs, steps, Tolerance())
+    work = Work(tuple(names), tuple(optimizers), config, steps)
+    by_rank = (
+        [outcomes_on_rank(work, ALONE)]
+        if nproc == 1
+        else launch(work, nproc=nproc, timeout=timeout)
+    )
+    suffix = f" on {nproc}" if nproc > 1 else ""
+    return [
+        merge(
+            f"mindspore {name}{suffix}",
+            f"{optimizer}, {described(each, packed_by_default=False)}",
+            [outcomes[number] for outcomes in by_rank],
+            steps,
+            Tolerance(),
+        )
+        for number, (name, optimizer, each) in enumerate(variants(work))
+    ]
+
+
+def outcomes_on_rank(work: Work, world: World) -> list[RankOutcome]:
+    """Run all of ``work`` on this rank, in the order of :func:`variants`."""
+    outcomes = []
+    for name in work.scenarios:
+        for optimizer in work.optimizers:
+            kind = OPTIMIZERS[optimizer]
+            make = partial(SCENARIOS[name].trainer, kind, 0, world)
+            wraps = [wrapper(config) for config in kind.configs(work.config)]
+            outcomes += outcomes_of(make, wraps, work.steps, world.rank, Tolerance())
+    return outcomes
+
+
+def variants(work: Work) -> list[tuple[str, str, SwapOptimizerConfig]]:
+    """Everything that is compared: scenario, optimizer and config."""
+    return [
+        (name, optimizer, config)
+        for name in work.scenarios
+        for optimizer in work.optimizers
+        for config in OPTIMIZERS[optimizer].configs(work.config)
+    ]
 
 
 def find_scenarios(names: Sequence[str]) -> list[Scenario]:
-    """The scenarios of these names, or all for ``all``.
+    """The scenarios of these names, or all that can run here for ``all``.
 
     Raises:
-        ValueError: a name is unknown; the message has those that are known.
+        ValueError: a name is unknown, or of a scenario that needs cards.
     """
-    return select_scenarios(names, SCENARIOS)
+    found = select_scenarios(names, SCENARIOS)
+    if ms.get_context("device_target") != "CPU":
+        return found
+    needing = [scenario.name for scenario in found if scenario.cards_only and "all" not in names]
+    if needing:
+        raise ValueError(f"scenario {needing[0]!r} runs on Ascend cards only.")
+    return [scenario for scenario in found if not scenario.cards_only]
 
 
 def available_optimizers(names: Sequence[str] | None) -> list[str]:
-    """The optimizers of these names, or all for None.
+    """The optimizers of these names, or all that can be made here for None.
 
     Raises:
         ValueError: a name is unknown.
@@ -98,7 +160,7 @@ def available_optimizers(names: Sequence[str] | None) -> list[str]:
     for name in names or ():
         if name not in OPTIMIZERS:
             raise ValueError(f"optimizer {name!r} is unknown; there are: {', '.join(OPTIMIZERS)}.")
-    return list(names or OPTIMIZERS)
+    return list(names or installed_optimizers())
 
 
 def check_device(device: str) -> None:
@@ -115,30 +177,8 @@ def check_device(device: str) -> None:
         )
 
 
-def _scenario_trainer(name: str, optimizer: str) -> JobTrainer:
-    ms.set_seed(0)
-    return JobTrainer(SCENARIOS[name].build(OPTIMIZERS[optimizer], 0))
-
-
-def _alignments(
-    training: str,
-    makes: Mapping[str, Callable[[], JobTrainer]],
-    configs: Sequence[SwapOptimizerConfig],
-    steps: int,
-    tolerance: Tolerance,
-) -> list[Alignment]:
-    alignments = []
-    for prefix, make in makes.items():
-        wraps = [wrapper(config) for config in configs]
-        outcomes = outcomes_of(make, wraps, steps, 0, tolerance)
-        for config, outcome in zip(configs, outcomes, strict=True):
-            variant = prefix + described(config, packed_by_default=False)
-            alignments.append(merge(training, variant, [outcome], steps, tolerance))
-    return alignments
-
-
 def outcomes_of(
-    make: Callable[[], JobTrainer],
+    make: Callable[[], Trainer],
     wraps: Sequence[Wrap],
     steps: int,
     rank: int,
@@ -161,7 +201,7 @@ def outcomes_of(
 
 
 def _outcome(
-    make: Callable[[], JobTrainer],
+    make: Callable[[], Trainer],
     wrap: Wrap,
     native: RunRecord,
     steps: int,

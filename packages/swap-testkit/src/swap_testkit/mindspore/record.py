@@ -19,7 +19,7 @@ from swap_mindspore import (
 )
 from swap_testkit.alignment import Memory, RunRecord
 from swap_testkit.array import Array
-from swap_testkit.mindspore.trainer import JobTrainer
+from swap_testkit.mindspore.trainer import Trainer
 
 __all__ = ["Wrap", "array_of", "record_run", "wrapper"]
 
@@ -38,7 +38,7 @@ def wrapper(config: SwapOptimizerConfig) -> Wrap:
 
 
 def record_run(
-    trainer: JobTrainer, steps: int, *, wrap: Wrap | None = None, watch: bool = False
+    trainer: Trainer, steps: int, *, wrap: Wrap | None = None, watch: bool = False
 ) -> RunRecord:
     """Train and record.
 
@@ -89,5 +89,6 @@ def _memory(optimizer: nn.Optimizer) -> Memory:
         return Memory(idle, report.resident_bytes + report.peak_device_bytes, report.host_bytes)
     adapter = find_adapter(optimizer, "mindspore")(optimizer)  # type: ignore[call-arg]
     assert isinstance(adapter, MindSporeSwapAdapter)  # the entry-point group's promise
-    held = sum(state.nbytes for states in adapter.states().values() for state in states)
+    existing = (s for states in adapter.states().values() for s in states if s is not None)
+    held = sum(state.nbytes for state in existing)
     return Memory(held, held, 0)

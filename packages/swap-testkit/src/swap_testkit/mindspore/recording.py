@@ -8,9 +8,10 @@ from typing import Any, final
 
 from mindspore import Tensor, nn
 
-from swap_mindspore import DeviceMemory, MindSporeSwapOptimizer, Transfer
+from swap_mindspore import MindSporeSwapOptimizer, Transfer
 from swap_mindspore.adapter import MindSporeStep, UpdateCall
-from swap_mindspore.device import AnyMindSporeDevice
+from swap_mindspore.arena import Arena, Piece, Segment
+from swap_mindspore.device import AnyMindSporeDevice, Memory
 from swap_testkit.recording import RecordingDevice, Region
 
 __all__ = ["MindSporeRecordingDevice", "MindSporeRegions", "record_updates", "region_of"]
@@ -23,19 +24,35 @@ def region_of(tensor: Tensor) -> Region:
 
 @final
 class MindSporeRegions:
-    """Bytes of MindSpore handles: a buffer is a tensor, which the engine keeps for life."""
+    """Bytes of MindSpore handles: a buffer is an arena, or a tensor, which is kept for life."""
 
-    def of_memory(self, memory: DeviceMemory) -> Sequence[Region]:
-        """Each tensor as a whole."""
+    def __init__(self) -> None:
+        self._views: dict[int, tuple[Tensor, Region]] = {}
+
+    def note(self, arena: Arena) -> None:
+        """Learn what the views of an arena are views of."""
+        for view, piece in zip(arena.views, arena.pieces, strict=True):
+            region = Region(("arena", id(arena)), piece.offset, piece.offset + piece.nbytes)
+            self._views[id(view)] = (view, region)  # the view is kept, and with it its identity
+
+    def of_tensor(self, tensor: Tensor) -> Region:
+        """The part of an arena, or the tensor as a whole."""
+        known = self._views.get(id(tensor))
+        return known[1] if known is not None else region_of(tensor)
+
+    def of_memory(self, memory: Memory) -> Sequence[Region]:
+        """The arena, or each tensor as a whole."""
+        if isinstance(memory, Arena):
+            return [Region(("arena", id(memory)), 0, memory.nbytes)]
         return [region_of(tensor) for tensor in memory.tensors]
 
     def of_transfer(self, transfer: Transfer) -> tuple[Region, Region]:
-        """Both tensors as a whole."""
-        return region_of(transfer.device), region_of(transfer.host)
+        """Both sides."""
+        return self.of_tensor(transfer.device), self.of_tensor(transfer.host)
 
 
 @final
-class MindSporeRecordingDevice(RecordingDevice[Any, Any, DeviceMemory, Transfer]):
+class MindSporeRecordingDevice(RecordingDevice[Any, Any, Memory, Transfer]):
     """A :class:`swap_mindspore.MindSporeSwapDevice` that records and can be tampered with.
 
     Args:
@@ -43,7 +60,8 @@ class MindSporeRecordingDevice(RecordingDevice[Any, Any, DeviceMemory, Transfer]
     """
 
     def __init__(self, inner: AnyMindSporeDevice) -> None:
-        super().__init__(inner, MindSporeRegions())
+        self.regions = MindSporeRegions()
+        super().__init__(inner, self.regions)
         self._mindspore = inner
 
     @property
@@ -58,14 +76,28 @@ class MindSporeRecordingDevice(RecordingDevice[Any, Any, DeviceMemory, Transfer]
 
     def allocate_host(self, shape: Sequence[int], dtype: object) -> Tensor:
         """The inner device's; not recorded, but it can be made to fail."""
-        tamper = self.tamper
-        if tamper is not None and tamper.verb == "allocate_host" and tamper.strikes():
-            raise tamper.error or MemoryError("allocate_host cannot be left out")
+        self._fail_if_told()
         return self._mindspore.allocate_host(shape, dtype)
+
+    def allocate_segment(self, dtype: object, nbytes: int, pieces: Sequence[Piece]) -> Segment:
+        """As :meth:`allocate_host`, under whose name it can be made to fail."""
+        self._fail_if_told()
+        return self._mindspore.allocate_segment(dtype, nbytes, pieces)
 
     def allocate_device(self, shape: Sequence[int], dtype: object) -> Tensor:
         """The inner device's; not recorded."""
         return self._mindspore.allocate_device(shape, dtype)
+
+    def allocate_arena(self, nbytes: int, pieces: Sequence[Piece]) -> Arena:
+        """The inner device's; not recorded."""
+        arena = self._mindspore.allocate_arena(nbytes, pieces)
+        self.regions.note(arena)
+        return arena
+
+    def _fail_if_told(self) -> None:
+        tamper = self.tamper
+        if tamper is not None and tamper.verb == "allocate_host" and tamper.strikes():
+            raise tamper.error or MemoryError("allocate_host cannot be left out")
 
 
 def record_updates(optimizer: nn.Optimizer, device: MindSporeRecordingDevice) -> None:
@@ -77,7 +109,7 @@ def record_updates(optimizer: nn.Optimizer, device: MindSporeRecordingDevice) ->
 
     def step_batch(step: MindSporeStep, call: UpdateCall) -> None:
         tensors = [state for member in call.members for state in member.states.values()]
-        device.note_update([region_of(tensor) for tensor in tensors])
+        device.note_update([device.regions.of_tensor(tensor) for tensor in tensors])
         native(step, call)
 
     adapter.step_batch = step_batch  # type: ignore[method-assign]

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained twice: a user's job."""
+"""What is trained twice: a user's job, and how."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
-__all__ = ["Job", "JobTrainer", "OptimizerFactory"]
+__all__ = ["Job", "JobTrainer", "OptimizerFactory", "Trainer"]
 
 OptimizerFactory: TypeAlias = Callable[[list[Parameter]], nn.Optimizer]
 """Makes an unwrapped optimizer from parameters."""
@@ -28,6 +28,7 @@ class Job:
         loss: Computes the scalar loss of a batch.
         clip_norm: Clip the global gradient norm to this; None: do not.
         reduce: Applied to the gradients before clipping, such as a mean over processes.
+        before: Called before each step with the optimizer and the step, such as to save and load.
     """
 
     net: nn.Cell
@@ -36,6 +37,20 @@ class Job:
     loss: Callable[[nn.Cell, Any], Tensor]
     clip_norm: float | None = None
     reduce: Callable[[Sequence[Tensor]], tuple[Tensor, ...]] | None = None
+    before: Callable[[nn.Optimizer, int], None] | None = None
+
+
+class Trainer(Protocol):
+    """What the kit trains, natively and swapped."""
+
+    optimizer: nn.Optimizer
+    """Wrapped in place before the first step, or not."""
+    update_seconds: list[float]
+    """Of the host, for each step."""
+
+    def train_step(self, step: int) -> Tensor:
+        """Run one step and return its loss, before the update."""
+        ...
 
 
 class JobTrainer:
@@ -60,12 +75,24 @@ class JobTrainer:
         Returns:
             The loss, before the update.
         """
-        loss, gradients = self._gradient(self._job.batch(step))
-        if self._job.reduce is not None:
-            gradients = self._job.reduce(gradients)
-        if self._job.clip_norm is not None:
-            gradients = ops.clip_by_global_norm(gradients, self._job.clip_norm)
+        loss, gradients = self.gradients(step)
+        self.update(gradients)
+        return loss
+
+    def gradients(self, step: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The loss, and what the optimizer gets, reduced and clipped as the job says."""
+        job = self._job
+        if job.before is not None:
+            job.before(self.optimizer, step)
+        loss, gradients = self._gradient(job.batch(step))
+        if job.reduce is not None:
+            gradients = job.reduce(gradients)
+        if job.clip_norm is not None:
+            gradients = ops.clip_by_global_norm(gradients, job.clip_norm)
+        return loss, gradients
+
+    def update(self, gradients: tuple[Tensor, ...]) -> None:
+        """Call the optimizer, and take the time."""
         started = perf_counter()
         self.optimizer(gradients)
         self.update_seconds.append(perf_counter() - started)
-        return loss
