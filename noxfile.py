@@ -45,7 +45,11 @@ class Distribution:
 
 # In dependency order.
 DISTRIBUTIONS = (
-    Distribution("swap-core", never_loads=("torch", "mindspore", "numpy")),
+    Distribution(
+        "swap-core",
+        never_loads=("torch", "mindspore", "numpy"),
+        portable_extras=("plot",),
+    ),
     Distribution(
         "swap-torch", tested_with=("swap-core", "swap-testkit"), never_loads=("mindspore",)
     ),

@@ -17,6 +17,7 @@ NAMES = [
     "AlreadyWrappedError",
     "Batch",
     "BatchTimes",
+    "DeviceDecorator",
     "Forecast",
     "Hardware",
     "HostRounding",
@@ -40,6 +41,10 @@ NAMES = [
     "SwapOptimizerConfig",
     "SwapReport",
     "SwapSlot",
+    "TraceLane",
+    "TraceSpan",
+    "Tracer",
+    "TracingDevice",
     "UnknownStateKeyError",
     "UnsupportedOptimizerError",
     "UnsupportedOptionError",
@@ -57,10 +62,12 @@ NAMES = [
     "format_bytes",
     "partition",
     "place",
+    "read_trace",
     "recommended",
     "restore_or_explain",
     "runs_of",
     "step_times",
+    "write_trace",
 ]
 
 MODULES = [module.name for module in pkgutil.iter_modules(swap_core.__path__)]

@@ -55,6 +55,15 @@ class Pipeline(ABC, Generic[StreamT, EventT, MemoryT, TransferT]):
         self.meanwhile_done = device.create_event()
         """Marks the end of the work that needs no swapped state (compute stream)."""
 
+    @property
+    def device(self) -> SwapDevice[StreamT, EventT, MemoryT, TransferT]:
+        """What everything goes through. Between updates a decorator of it may take its place."""
+        return self._device
+
+    @device.setter
+    def device(self, device: SwapDevice[StreamT, EventT, MemoryT, TransferT]) -> None:
+        self._device = device
+
     def run(
         self,
         batches: Sequence[Batch[EventT, MemoryT, TransferT]],

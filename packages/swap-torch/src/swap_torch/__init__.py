@@ -13,6 +13,7 @@ from swap_torch.device import (
     accelerator_device,
 )
 from swap_torch.optimizer import TorchSwapOptimizer
+from swap_torch.profiling import profiler_ranges
 
 __all__ = [
     "AcceleratorDevice",
@@ -29,5 +30,6 @@ __all__ = [
     "__version__",
     "accelerator_device",
     "is_swap_optimizer",
+    "profiler_ranges",
     "swap_optimizer",
 ]

@@ -7,6 +7,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -15,8 +16,10 @@ from swap_core import (
     Ledger,
     StayReason,
     StepTimes,
+    SwapDevice,
     SwapOptimizerConfig,
     SwapReport,
+    Tracer,
     step_times,
 )
 from swap_torch.adapter import TorchStep, TorchSwapAdapter
@@ -26,6 +29,7 @@ from swap_torch.loading import Loader
 from swap_torch.phases import Phase, Phases
 from swap_torch.plan import Lane, Plan, same_groups
 from swap_torch.planner import Planner
+from swap_torch.profiling import profiler_runs, run_in_ranges
 from swap_torch.reading import LoadedEntries
 from swap_torch.snapshot import Snapshots
 from swap_torch.states import OptimizerState, StateTable
@@ -67,7 +71,8 @@ class SwapEngine:
         """The parameters of each group, as of the newest plan."""
         self._latest: tuple[Lane, ...] = ()
         self._looked_at = False
-        self._in_flight: dict[torch.device, tuple[AnyTorchDevice, Any]] = {}
+        self._in_flight: dict[torch.device, tuple[SwapDevice[Any, Any, Any, Any], Any]] = {}
+        self.tracer: Tracer | None = None
 
     @property
     def packed(self) -> bool:
@@ -179,6 +184,23 @@ class SwapEngine:
             last_step=self._times(self._latest[0]) if self._latest else None,
         )
 
+    def watch(self, tracer: Tracer | None) -> None:
+        """Let ``tracer`` see all plans from now on; None: no longer. Blocks until stores are done.
+
+        A tracer takes itself off the pipelines that it was attached to.
+        """
+        if tracer is None:
+            self.settle()
+        self.tracer = tracer
+        if tracer is not None:
+            for plan in self._plans.values():
+                self._attach(tracer, plan)
+
+    @staticmethod
+    def _attach(tracer: Tracer, plan: Plan) -> None:
+        for lane in plan.lanes:
+            tracer.attach(lane.pipeline, lane.batches, str(lane.device.torch_device))
+
     # One step.
 
     def _plan(self, step: TorchStep, state: OptimizerState) -> Plan:
@@ -208,7 +230,10 @@ class SwapEngine:
             self._table.part_with_all_but(p for members in params for p in members)
             self._params = params
         self._table.admit(self.adapter.iter_update_units(step), state)
-        return self._planner.build(step, state)
+        plan = self._planner.build(step, state)
+        if self.tracer is not None:
+            self._attach(self.tracer, plan)
+        return plan
 
     def _run(self, step: TorchStep, plan: Plan) -> None:
         def staying() -> None:
@@ -222,9 +247,13 @@ class SwapEngine:
         self._latest = ()
         meanwhile = staying
         for lane in plan.lanes:
-            lane.pipeline.run(lane.batches, self._updater(step, lane), meanwhile)
+            run = partial(run_in_ranges, lane.pipeline) if profiler_runs() else lane.pipeline.run
+            run(lane.batches, self._updater(step, lane), meanwhile)
             # The store stream is in order, so this event covers those of earlier steps.
-            self._in_flight[lane.device.torch_device] = (lane.device, lane.batches[-1].stored)
+            self._in_flight[lane.device.torch_device] = (
+                lane.pipeline.device,
+                lane.batches[-1].stored,
+            )
             meanwhile = _nothing
         self._latest = plan.lanes
 
