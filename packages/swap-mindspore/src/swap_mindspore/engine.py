@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias, final
 
 from mindspore import Tensor, _no_grad
@@ -17,6 +19,7 @@ from swap_core import (
     StepTimes,
     SwapOptimizerConfig,
     SwapReport,
+    Tracer,
     partition,
     step_times,
 )
@@ -72,6 +75,7 @@ class SwapEngine:
         self._pipeline = PerTensorPipeline(self.device, self.ledger) if self.device else None
         self.ledger.plans_built += 1
         self._timed = False
+        self._tracer: Tracer | None = None
 
     def step(self, gradients: Sequence[Tensor]) -> None:
         """Update every parameter.
@@ -82,6 +86,8 @@ class SwapEngine:
             gradients: One for each parameter, on the device.
         """
         step = self.adapter.prepare_step(gradients)
+        if self._tracer is not None:
+            self._tracer.begin_update()
         with _no_grad():
             self.adopt()
             self._timed = False
@@ -91,11 +97,35 @@ class SwapEngine:
                     lambda index: self.adapter.step_batch(step, self._calls[index]),
                     lambda: self.adapter.step_batch(step, self._staying),
                 )
-                self.device.synchronize(self._batches[-1].stored)
+                self._pipeline.device.synchronize(self._batches[-1].stored)
                 self._timed = True
             else:
                 self.adapter.step_batch(step, self._staying)
             self.adapter.finish_step(step)
+        if self._tracer is not None:
+            self._tracer.end_update()
+
+    @contextmanager
+    def trace(self, file: str | Path) -> Iterator[None]:
+        """Write what updates inside ``with`` do to ``file``, also if they raise.
+
+        Raises:
+            OSError: the file cannot be written; nothing was run.
+            RuntimeError: the optimizer is being traced already.
+        """
+        if self._tracer is not None:
+            raise RuntimeError(
+                "trace: this optimizer is being traced already; end that trace first, or let it "
+                "last longer."
+            )
+        self._tracer = tracer = Tracer(file)
+        if self._pipeline is not None and self.device is not None:
+            tracer.attach(self._pipeline, self._batches, self.device.target)
+        try:
+            yield
+        finally:
+            self._tracer = None
+            tracer.finish()
 
     def adopt(self) -> None:
         """Take over states that were loaded or set from outside."""
