@@ -128,6 +128,8 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
+    # Ended from outside: what was started is ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     args = arguments()
     out: Path = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)

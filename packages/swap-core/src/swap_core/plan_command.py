@@ -48,6 +48,9 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--shards", type=int, default=1, help="devices that share them (default 1)")
     group.add_argument("--devices-per-node", type=int, default=8, help="(default 8)")
+    group.add_argument(
+        "--step-ms", type=float, help="of a training step without swapping, to tell its cost in %%"
+    )
 
 
 def _add_hardware(group: argparse._ArgumentGroup) -> None:
@@ -78,6 +81,8 @@ def _workload(options: argparse.Namespace) -> Workload:
     for name, least in (("params", 1), ("tensors", 1), ("states", 1), ("shards", 1)):
         if not getattr(options, name) >= least:
             raise ValueError(f"--{name} {getattr(options, name)} is not accepted; give >= {least}.")
+    if options.step_ms is not None and not options.step_ms > 0:
+        raise ValueError(f"--step-ms {options.step_ms} is not accepted; give > 0.")
     if options.largest > options.params:
         raise ValueError(
             f"--largest {options.largest:g} is not accepted; the model has {options.params:g}."
@@ -142,7 +147,7 @@ def _lines(options: argparse.Namespace, forecasts: Sequence[Forecast], best: For
         "",
         f"Recommended: swap_times={best.swap_times}, with {format_bytes(best.peak_bytes)} of "
         f"device memory in an update and {1e3 * best.added_seconds:,.1f} ms more per step than "
-        f"native.",
+        f"native{_share(options.step_ms, best)}.",
         "A forecast on a virtual clock, from the rates given; not a measurement.",
     ]
 
@@ -158,6 +163,10 @@ def _row(each: Forecast) -> str:
     widths = (10, 10, 9, 9)
     told = (f"{1e3 * s:{w},.1f}" for s, w in zip(milliseconds, widths, strict=True))
     return " | ".join([f"{each.swap_times:10}", f"{peak:>12}", *told])
+
+
+def _share(step_ms: float | None, best: Forecast) -> str:
+    return "" if step_ms is None else f", {1e5 * best.added_seconds / step_ms:.1f} % of a step"
 
 
 def _draw(forecasts: Sequence[Forecast], best: Forecast, file: Path) -> None:
