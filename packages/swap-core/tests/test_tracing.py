@@ -153,6 +153,13 @@ def test_bad_files_are_refused_at_once(
         Tracer(tmp_path / name)
 
 
+def test_a_file_is_made_before_anything_runs(tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    file.write_text("older")
+    Tracer(file)
+    assert file.read_text() == ""
+
+
 def test_the_command_tells_each_update_and_draws(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
