@@ -45,7 +45,11 @@ class Distribution:
 
 # In dependency order.
 DISTRIBUTIONS = (
-    Distribution("swap-core", never_loads=("torch", "mindspore", "numpy")),
+    Distribution(
+        "swap-core",
+        never_loads=("torch", "mindspore", "numpy"),
+        portable_extras=("plot",),
+    ),
     Distribution(
         "swap-torch", tested_with=("swap-core", "swap-testkit"), never_loads=("mindspore",)
     ),
@@ -155,13 +159,15 @@ for each in DISTRIBUTIONS:
 
 @nox.session
 def align(session: nox.Session) -> None:
-    """Train every parallel scenario natively and swapped on gloo; report in build/align."""
+    """Train every parallel scenario natively and swapped on gloo; rehearse the device check."""
     install(session, (), TORCH_DISTRIBUTIONS)
     scenarios = session.posargs or ("--scenario", "all")
     session.run(
         *("python", "-m", "swap_testkit", "align", *scenarios),
         *("--steps", "2", "--swap-times", "4", "--min-numel", "16", "--report", "build/align"),
     )
+    if not session.posargs:
+        rehearse_device_check(session)
 
 
 @nox.session
@@ -324,6 +330,22 @@ def demo_mindformers(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure the host-side cost of a swapped step."""
+    """Run the benchmarks: all, or those named after --; JSON goes to build/bench."""
     install(session, group("bench"), TORCH_DISTRIBUTIONS)
-    session.run("python", "benchmarks/host_overhead.py", *session.posargs)
+    names = session.posargs or ("all",)
+    session.run("python", "benchmarks/run.py", *names, "--out", "build/bench")
+
+
+@nox.session(venv_backend="none", default=False)
+def device_check(session: nox.Session) -> None:
+    """Check and measure the accelerator of this machine, with its own torch; 8 minutes."""
+    out = ("--out", "build/device_check")
+    session.run("bash", "benchmarks/device_check.sh", *out, *session.posargs, external=True)
+
+
+def rehearse_device_check(session: nox.Session) -> None:
+    """Run it on the simulated accelerator, in the environment of the session."""
+    session.run(
+        *("bash", "benchmarks/device_check.sh", "--device", "sim", "--out", "build/rehearsal"),
+        external=True,
+    )

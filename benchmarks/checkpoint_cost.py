@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import io
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 
 import torch
+from bench_common import write_json
 from rich.console import Console
 from rich.table import Table
 
@@ -69,6 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=96, help="matrices of 256 x 1024 (96)")
     parser.add_argument("--repeats", type=int, default=7, help="calls of which the best counts")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     options = parser.parse_args()
     torch.set_num_threads(1)
     sides = [Training(options.count, swap=swap) for swap in (False, True)]
@@ -84,6 +87,7 @@ def main() -> None:
     table = Table(title=f"{format_bytes(states)} of states, {options.count} parameters; ms")
     for column in ("", "native", "swapped"):
         table.add_column(column)
+    results = {}
     for name, act, measure in rows:
         times = [
             min(measure(side) for _ in range(options.repeats))
@@ -91,6 +95,9 @@ def main() -> None:
             else best(lambda side=side, act=act: act(side), options.repeats)  # type: ignore[misc]
             for side in sides
         ]
+        results[name] = dict(
+            zip(("native_ms", "swapped_ms"), (1e3 * t for t in times), strict=True)
+        )
         table.add_row(name, *(f"{1e3 * time:.2f}" for time in times))
     Console().print(table)
     training = sides[1]
@@ -102,6 +109,7 @@ def main() -> None:
     held.clear()
     told.append(f"dropped: {format_bytes(training.device.host_bytes - extra)}")
     print("host memory beside the states:", "; ".join(told))
+    write_json(options.json, {"state_bytes": states, "results": results, "host_memory": told})
 
 
 def _file(training: Training) -> io.BytesIO:

@@ -63,6 +63,16 @@ def test_times_follow_the_rates(capsys: pytest.CaptureFixture[str]) -> None:
     assert update("--preset", "h100-sxm", *LINK) == pytest.approx(usual, rel=0.1)
 
 
+def test_the_cost_is_told_as_a_part_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    def recommendation(*arguments: str) -> str:
+        told = lines(capsys, *MODEL, *LINK, *arguments)
+        return next(line for line in told if line.startswith("Recommended"))
+
+    added = float(recommendation().split(" ms more")[0].split()[-1].replace(",", ""))
+    assert f", {100 * added / 1000:.1f} % of a step." in recommendation("--step-ms", "1000")
+    assert "%" not in recommendation()
+
+
 def test_more_arenas_need_more_memory(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--params", "8192", "--tensors", "8", "--param-dtype", "fp32", *LINK]
     assert rows(lines(capsys, *small, "--staging-buffers", "4"))[8][0] == "32.0 KiB"
@@ -75,6 +85,7 @@ def test_more_arenas_need_more_memory(capsys: pytest.CaptureFixture[str]) -> Non
         (["--params", "0", *LINK], ("--params 0.0", ">= 1")),
         (["--params", "nan", *LINK], ("--params nan", ">= 1")),
         (["--params", "7e9", "--shards", "0", *LINK], ("--shards 0", ">= 1")),
+        (["--params", "7e9", "--step-ms", "0", *LINK], ("--step-ms 0", "> 0")),
         (["--params", "10", "--largest", "11", *LINK], ("--largest 11", "the model has 10")),
         (["--params", "10", "--load-gbps", "0", "--store-gbps", "1"], ("load_bytes", "> 0")),
     ],
@@ -92,7 +103,7 @@ def test_a_picture_needs_matplotlib(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["plan", *MODEL, *LINK, "--plot", str(tmp_path / "plan.png")]) == 2
-    assert "pip install matplotlib" in capsys.readouterr().err
+    assert 'pip install "swap-core[plot]"' in capsys.readouterr().err
 
 
 def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ NAMES = [
     "AlreadyWrappedError",
     "Batch",
     "BatchTimes",
+    "DeviceDecorator",
     "Forecast",
     "Hardware",
     "HostMemory",
@@ -42,6 +43,10 @@ NAMES = [
     "SwapOptimizerConfig",
     "SwapReport",
     "SwapSlot",
+    "TraceLane",
+    "TraceSpan",
+    "Tracer",
+    "TracingDevice",
     "UnknownStateKeyError",
     "UnsupportedOptimizerError",
     "UnsupportedOptionError",
@@ -60,11 +65,13 @@ NAMES = [
     "format_bytes",
     "partition",
     "place",
+    "read_trace",
     "recommended",
     "refuse_schedules",
     "restore_or_explain",
     "runs_of",
     "step_times",
+    "write_trace",
 ]
 
 MODULES = [module.name for module in pkgutil.iter_modules(swap_core.__path__)]

@@ -27,6 +27,7 @@ PUBLIC = [
     "__version__",
     "accelerator_device",
     "is_swap_optimizer",
+    "profiler_ranges",
     "swap_optimizer",
 ]
 

@@ -9,6 +9,7 @@ from swap_core.__about__ import __version__
 from swap_core.adapter import ADAPTER_GROUP, OptimizerSwapAdapter, find_adapter
 from swap_core.batch import Batch
 from swap_core.config import SwapOptimizerConfig, refuse_schedules
+from swap_core.decorator import DeviceDecorator
 from swap_core.device import SwapDevice
 from swap_core.errors import (
     AlreadyWrappedError,
@@ -33,6 +34,8 @@ from swap_core.presets import PRESETS, Preset
 from swap_core.report import StateReport, StayReason, SwapReport, format_bytes
 from swap_core.slot import Residency, Span, SwapSlot
 from swap_core.timeline import BatchTimes, StepTimes, step_times
+from swap_core.trace import TraceLane, TraceSpan, read_trace, write_trace
+from swap_core.tracing import Tracer, TracingDevice
 from swap_core.unit import UpdateUnit
 
 __all__ = [
@@ -42,6 +45,7 @@ __all__ = [
     "AlreadyWrappedError",
     "Batch",
     "BatchTimes",
+    "DeviceDecorator",
     "Forecast",
     "Hardware",
     "HostMemory",
@@ -66,6 +70,10 @@ __all__ = [
     "SwapOptimizerConfig",
     "SwapReport",
     "SwapSlot",
+    "TraceLane",
+    "TraceSpan",
+    "Tracer",
+    "TracingDevice",
     "UnknownStateKeyError",
     "UnsupportedOptimizerError",
     "UnsupportedOptionError",
@@ -84,9 +92,11 @@ __all__ = [
     "format_bytes",
     "partition",
     "place",
+    "read_trace",
     "recommended",
     "refuse_schedules",
     "restore_or_explain",
     "runs_of",
     "step_times",
+    "write_trace",
 ]

@@ -69,6 +69,15 @@ class Pipeline(ABC, Generic[StreamT, EventT, MemoryT, TransferT]):
         """Marks the end of the work that needs no swapped state (compute stream)."""
 
     @property
+    def device(self) -> SwapDevice[StreamT, EventT, MemoryT, TransferT]:
+        """What everything goes through. Between updates a decorator of it may take its place."""
+        return self._device
+
+    @device.setter
+    def device(self, device: SwapDevice[StreamT, EventT, MemoryT, TransferT]) -> None:
+        self._device = device
+
+    @property
     def begun(self) -> Passage[EventT, MemoryT, TransferT] | None:
         """The update that began and is not done."""
         return self._begun

@@ -7,11 +7,12 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import final
 
 from mindspore import Tensor, _no_grad
 
-from swap_core import Ledger, StepTimes, SwapOptimizerConfig, SwapReport, step_times
+from swap_core import Ledger, StepTimes, SwapOptimizerConfig, SwapReport, Tracer, step_times
 from swap_mindspore.adapter import MindSporeSwapAdapter
 from swap_mindspore.device import AnyMindSporeDevice
 from swap_mindspore.eligibility import default_device
@@ -51,6 +52,7 @@ class SwapEngine:
         self._table = StateTable(adapter, config, self.device)
         self._plan = self._planned()
         self._timed = False
+        self._tracer: Tracer | None = None
 
     def step(self, gradients: Sequence[Tensor]) -> None:
         """Update every parameter.
@@ -61,10 +63,13 @@ class SwapEngine:
             gradients: One for each parameter, on the device.
         """
         step = self.adapter.prepare_step(gradients)
+        if self._tracer is not None:
+            self._tracer.begin_update()
         with _no_grad():
             self.adopt()
             if self._plan.signature != self.adapter.signature():
                 self._plan = self._planned()
+                self._attach()
             plan, lane = self._plan, self._plan.lane
             self._timed = False
             if lane is not None and self.device is not None:
@@ -73,11 +78,40 @@ class SwapEngine:
                     lambda index: self.adapter.step_batch(step, lane.calls[index]),
                     lambda: self.adapter.step_batch(step, plan.staying),
                 )
-                self.device.synchronize(lane.batches[-1].stored)
+                lane.pipeline.device.synchronize(lane.batches[-1].stored)
                 self._timed = True
             else:
                 self.adapter.step_batch(step, plan.staying)
             self.adapter.finish_step(step)
+        if self._tracer is not None:
+            self._tracer.end_update()
+
+    @contextmanager
+    def trace(self, file: str | Path) -> Iterator[None]:
+        """Write what updates inside ``with`` do to ``file``, also if they raise.
+
+        Raises:
+            OSError: the file cannot be written; nothing was run.
+            RuntimeError: the optimizer is being traced already.
+        """
+        if self._tracer is not None:
+            raise RuntimeError(
+                "trace: this optimizer is being traced already; end that trace first, or let it "
+                "last longer."
+            )
+        self._tracer = tracer = Tracer(file)
+        self._attach()
+        try:
+            yield
+        finally:
+            self._tracer = None
+            tracer.finish()
+
+    def _attach(self) -> None:
+        """Let the tracer, if there is one, watch the plan."""
+        lane = self._plan.lane
+        if self._tracer is not None and lane is not None and self.device is not None:
+            self._tracer.attach(lane.pipeline, lane.batches, self.device.target)
 
     def adopt(self) -> None:
         """Take over states that were loaded or set from outside."""

@@ -10,8 +10,10 @@ there is no inner optimizer that could be called by mistake.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any, ClassVar
 
 import mindspore as ms
@@ -82,6 +84,22 @@ class MindSporeSwapOptimizer(nn.Optimizer):
         """
         self._swap.adopt()
         return self._swap.report()
+
+    @contextmanager
+    def trace(self, file: str | Path) -> Iterator[None]:
+        """Write what updates inside ``with`` do, and when, to ``file``; also if they raise.
+
+        A Chrome trace: open it at https://ui.perfetto.dev, or draw it with
+        ``python -m swap_core trace FILE --plot PNG``. It has a lane each for loads, updates,
+        stores, waits of the compute stream, and the host. Meant for a few updates: each costs
+        some events, and all are kept until the end, which blocks until they have happened.
+
+        Raises:
+            OSError: the file cannot be written; nothing was run.
+            RuntimeError: this optimizer is being traced already.
+        """
+        with self._swap.trace(file):
+            yield
 
     def extend_repr(self) -> str:
         """Tell in one line that this optimizer swaps, and how much."""

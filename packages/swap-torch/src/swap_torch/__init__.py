@@ -14,6 +14,7 @@ from swap_torch.device import (
 )
 from swap_torch.optimizer import TorchSwapOptimizer
 from swap_torch.per_parameter import PerParameterAdapter
+from swap_torch.profiling import profiler_ranges
 
 __all__ = [
     "AcceleratorDevice",
@@ -31,5 +32,6 @@ __all__ = [
     "__version__",
     "accelerator_device",
     "is_swap_optimizer",
+    "profiler_ranges",
     "swap_optimizer",
 ]

@@ -18,6 +18,7 @@ from swap_core import (
     StayReason,
     SwapOptimizerConfig,
     SwapReport,
+    Tracer,
     available_host_memory,
     format_bytes,
 )
@@ -91,6 +92,7 @@ class SwapEngine:
             if config.overlap_backward
             else None
         )
+        self.tracer: Tracer | None = None
 
     @property
     def packed(self) -> bool:
@@ -301,6 +303,23 @@ class SwapEngine:
             last_step=self._runner.times(packed=self.packed),
         )
 
+    def watch(self, tracer: Tracer | None) -> None:
+        """Let ``tracer`` see all plans from now on; None: no longer. Blocks until stores are done.
+
+        A tracer takes itself off the pipelines that it was attached to.
+        """
+        if tracer is None:
+            self.settle()
+        self.tracer = tracer
+        if tracer is not None:
+            for plan in self._plans.values():
+                self._attach(tracer, plan)
+
+    @staticmethod
+    def _attach(tracer: Tracer, plan: Plan) -> None:
+        for lane in plan.lanes:
+            tracer.attach(lane.pipeline, lane.batches, str(lane.device.torch_device))
+
     # One step.
 
     def _plan(self, step: TorchStep, state: OptimizerState) -> Plan:
@@ -330,4 +349,7 @@ class SwapEngine:
             self._table.part_with_all_but(p for members in params for p in members)
             self._params = params
         self._table.admit(self.adapter.iter_update_units(step), state)
-        return self._planner.build(step, state)
+        plan = self._planner.build(step, state)
+        if self.tracer is not None:
+            self._attach(self.tracer, plan)
+        return plan

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any, ClassVar, SupportsIndex, overload
 from weakref import ref
 
@@ -28,6 +29,7 @@ from swap_torch.engine import SwapEngine
 from swap_torch.finding import find_torch_adapter
 from swap_torch.phases import Phase
 from swap_torch.reading import read_state_dict
+from swap_torch.watching import traced
 
 __all__ = ["TorchSwapOptimizer", "make_engine", "turn_into_swap_optimizer"]
 
@@ -205,6 +207,22 @@ class TorchSwapOptimizer(Optimizer):
         how many processes share the host.
         """
         return self._swap.host_memory()
+
+    @contextmanager
+    def trace(self, file: str | Path) -> Iterator[None]:
+        """Write what updates inside ``with`` do, and when, to ``file``; also if they raise.
+
+        A Chrome trace: open it at https://ui.perfetto.dev, or draw it with
+        ``python -m swap_core trace FILE --plot PNG``. It has a lane each for loads, updates,
+        stores, waits of the compute stream, and the host. Meant for a few updates: each costs
+        some events, and all are kept until the end, which blocks until they have happened.
+
+        Raises:
+            OSError: the file cannot be written; nothing was run.
+            RuntimeError: this optimizer is being traced already.
+        """
+        with traced(self._swap, file):
+            yield
 
     def __repr__(self) -> str:
         """Tell in one line that this optimizer swaps, and how much."""

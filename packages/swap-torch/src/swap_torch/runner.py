@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 import torch
@@ -13,6 +14,7 @@ from swap_torch.adapter import TorchStep, TorchSwapAdapter
 from swap_torch.device import AnyTorchDevice
 from swap_torch.gradients import versions_of
 from swap_torch.plan import Lane, Plan, TorchBatch
+from swap_torch.profiling import in_ranges, profiler_runs, update_in_range
 
 __all__ = ["Runner"]
 
@@ -62,7 +64,7 @@ class Runner:
             order = lane.batches[::-1] if backwards else _order(lane)
             if backwards:
                 self._follow(lane.device, self._main[lane.device.torch_device])
-            with lane.device.as_current(self._stream(lane.device)):
+            with lane.device.as_current(self._stream(lane.device)), _ranges(lane):
                 lane.pipeline.begin(order, self._after(lane))
             loaded = order if backwards else order[: lane.ring]
             shown = [tensor for batch in loaded for tensor in lane.shown[batch.index]]
@@ -77,7 +79,7 @@ class Runner:
     def proceed(self, step: TorchStep, lane: Lane) -> None:
         """Update the next batch of a lane whose update began; its gradients are in ``step``."""
         self._follow(lane.device, self._main[lane.device.torch_device])
-        with lane.device.as_current(lane.device.update_stream):
+        with lane.device.as_current(lane.device.update_stream), _ranges(lane):
             lane.pipeline.proceed(self._updater(step, lane))
 
     def run(self, step: TorchStep, plan: Plan) -> None:
@@ -122,19 +124,20 @@ class Runner:
         return any(device.compute_stream() != self._stream(device) for device in devices)
 
     def _run_lane(self, step: TorchStep, lane: Lane, meanwhile: Callable[[], None]) -> None:
-        lane.pipeline.run(
-            _order(lane),
-            self._updater(step, lane),
-            meanwhile,
-            after=self._after(lane),
-            keep_last=self._zigzag,
-            leave_tail=True,
-        )
+        with _ranges(lane):
+            lane.pipeline.run(
+                _order(lane),
+                self._updater(step, lane),
+                meanwhile,
+                after=self._after(lane),
+                keep_last=self._zigzag,
+                leave_tail=True,
+            )
         passage = lane.pipeline.latest
         if passage is not None and passage.stored:
             # The store stream is in order, so this event covers those of earlier steps.
             event = passage.stored[-1].stored
-            self._in_flight[lane.device.torch_device] = (lane.device, event)
+            self._in_flight[lane.device.torch_device] = (lane.pipeline.device, event)
 
     def settle(self) -> None:
         """Block the host until all states are on the host and current. Nothing to do twice."""
@@ -222,7 +225,15 @@ class Runner:
             for call in lane.calls[index]:
                 self._adapter.step_batch(step, call)
 
-        return update
+        return update_in_range(update) if profiler_runs() else update
+
+
+_NO_RANGES = nullcontext()
+
+
+def _ranges(lane: Lane) -> AbstractContextManager[None]:
+    """Ranges for a profiler, where one runs."""
+    return in_ranges(lane.pipeline, lane.batches) if profiler_runs() else _NO_RANGES
 
 
 def _order(lane: Lane) -> Sequence[TorchBatch]:
