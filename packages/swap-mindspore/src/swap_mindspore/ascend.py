@@ -111,7 +111,7 @@ class AscendDevice:
         """Resize the storages to 0; the blocks go back to MindSpore's pool."""
         empty_storages(memory)
 
-    def release_behind(self, memory: DeviceMemory, stream: Any) -> None:  # noqa: ANN401
+    def release_behind(self, memory: Memory, stream: Any) -> None:  # noqa: ANN401
         """Let the compute stream wait for ``stream``, and release."""
         done = self.create_event()
         done.record(stream)

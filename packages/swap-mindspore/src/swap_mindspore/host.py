@@ -133,7 +133,7 @@ class HostDevice:
             _overwrite(memory)
         empty_storages(memory)
 
-    def release_behind(self, memory: DeviceMemory, stream: HostStream) -> None:
+    def release_behind(self, memory: Memory, stream: HostStream) -> None:
         """Release: the host has no streams, so all work is done."""
         self.release(memory)
 

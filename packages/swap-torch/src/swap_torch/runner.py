@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-from swap_core import Residency, StepTimes, step_times
+from swap_core import Residency, StepTimes, SwapDevice, step_times
 from swap_torch.adapter import TorchStep, TorchSwapAdapter
 from swap_torch.device import AnyTorchDevice
 from swap_torch.gradients import versions_of
@@ -41,7 +41,7 @@ class Runner:
         """Whether the update that began runs on the devices' update streams."""
         self._marks: dict[torch.device, Any] = {}
         """An event for each device, for waits between streams."""
-        self._in_flight: dict[torch.device, tuple[AnyTorchDevice, Any]] = {}
+        self._in_flight: dict[torch.device, tuple[SwapDevice[Any, Any, Any, Any], Any]] = {}
         """For each device the event after which all its stores are done."""
         self.latest: tuple[Lane, ...] = ()
         """Of the latest update that was done."""

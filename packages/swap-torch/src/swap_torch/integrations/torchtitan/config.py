@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from typing import Any
 
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config.override import derive
@@ -17,9 +18,7 @@ __all__ = ["option_names", "swap_config"]
 _FIELDS = tuple(field.name for field in fields(SwapFields))
 
 
-def swap_config(
-    config: OptimizersContainer.Config, **options: object
-) -> OptimizersContainer.Config:
+def swap_config(config: OptimizersContainer.Config, **options: Any) -> OptimizersContainer.Config:
     """Give ``config`` the fields of swapping, and with them their command line flags.
 
     Args:

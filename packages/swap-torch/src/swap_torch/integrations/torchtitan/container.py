@@ -33,7 +33,7 @@ class SwapMixin:
     """
 
     def __init__(self, config: OptimizersContainer.Config, **runtime: object) -> None:
-        super().__init__(config, **runtime)
+        super().__init__(config, **runtime)  # type: ignore[call-arg]  # of the container
         if config.swap_optimizer:
             self._swap(config)
 
@@ -69,7 +69,7 @@ def swap_container(base: type[OptimizersContainer]) -> type[OptimizersContainer]
     if issubclass(base, SwapMixin):
         return base
     refuse_container(base)
-    return _swap_container(base)
+    return _swap_container(base)  # type: ignore[arg-type]  # a class is hashable
 
 
 @cache

@@ -53,4 +53,6 @@ def _build(config: OptimizersContainer.Config, group: ParamGroupConfig) -> Optim
     implementation = config._owner._build_impl_kwargs(config)
     # A matrix, since some optimizers take nothing else.
     members = {"params": [torch.zeros(1, 1)], **implementation, **group.optimizer_kwargs}
-    return factory([members])
+    make: Any = factory  # its other arguments have defaults
+    made: Optimizer = make([members])
+    return made
