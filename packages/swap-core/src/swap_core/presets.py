@@ -40,3 +40,4 @@ PRESETS = {
         "NVIDIA H200 data sheet: 4.8 TB/s; PCIe 5.0 x16",
     ),
 }
+"""Cards by the name that ``--preset`` takes."""
