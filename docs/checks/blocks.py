@@ -6,7 +6,8 @@ of ``blocks_torch`` or ``blocks_mindspore``, one of which is loaded beside this.
 
 - A python block that begins with a comment such as ``# my_package/my_module.py`` is not run but
   written to that file, in a folder that the page's console blocks run in.
-- A console block is run line by line by bash; ``python`` is the one that runs pytest.
+- A console block is run by bash; ``python`` is the one that runs pytest. A text block right after
+  it is what it prints.
 - A block that is not run has ``<!--- skip: next "why not" -->`` before it; without words it fails.
 - Blocks of other languages (text, yaml, ...) are not code.
 """
@@ -34,6 +35,7 @@ SECONDS = 120
 """For one console block."""
 
 _INSTALLS = re.compile(r"\bpip3? install\b|\bnox\b")
+_OUTPUT = re.compile(r"\s*^```text\n(.*?)^```$", re.M | re.S)
 _FILE = re.compile(r"# ([\w./-]+\.\w+)\n")
 
 _folders: dict[str, tempfile.TemporaryDirectory[str]] = {}
@@ -65,7 +67,12 @@ def _run_python(example: Example) -> None:
     source = str(example.parsed)
     file = _FILE.match(source)
     if file is None:
-        PythonEvaluator()(example)
+        before = Path.cwd()
+        os.chdir(_folder(example))  # for what it saves
+        try:
+            PythonEvaluator()(example)
+        finally:
+            os.chdir(before)
         return
     path = _folder(example) / file[1]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,16 +84,20 @@ def _run_console(example: Example) -> None:
         raise ValueError("A block that installs or calls nox is not run here: skip it, and say so.")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
-        ["bash", "-euxo", "pipefail", "-c", str(example.parsed)],
+        ["bash", "-euo", "pipefail", "-c", str(example.parsed)],
         cwd=_folder(example),
         env={**os.environ, "PATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
         text=True,
         timeout=SECONDS,
     )
     if done.returncode:
-        raise AssertionError(f"exit status {done.returncode}:\n{done.stdout}")
+        raise AssertionError(f"exit status {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    told = _OUTPUT.match(example.document.text, example.region.end)
+    if told is not None and told[1].strip() != done.stdout.strip():
+        raise AssertionError(
+            f"the page says that it prints\n{told[1]}\nbut it prints\n{done.stdout}"
+        )
 
 
 def _hidden_blocks(document: Document) -> Iterator[Region]:
