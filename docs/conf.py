@@ -24,8 +24,6 @@ exclude_patterns = ["checks"]
 html_theme = "furo"
 html_title = "swap"
 html_static_path: list[str] = []
-# Splits Chinese into words, and stems English as usual.
-html_search_language = "zh"
 
 # Anchors for [text](page.md#heading), as GitHub makes them.
 myst_heading_anchors = 3

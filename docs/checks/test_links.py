@@ -16,6 +16,7 @@ from blocks import ROOT
 
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _SESSION = re.compile(r"nox -s ([a-z][\w-]*)((?: [a-z][\w-]*)*)")
+_BLOCK = re.compile(r"^```.*?^```$", re.M | re.S)
 _FENCE = re.compile(r"^```(.*)$", re.M)
 
 LANGUAGES = ("python", "console", "text", "toml", "yaml")
@@ -35,7 +36,8 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.rel
 
 @each_page
 def test_linked_files_exist(page: Path) -> None:
-    targets = [target for target, _ in _LINK.findall(page.read_text("utf-8"))]
+    prose = _BLOCK.sub("", page.read_text("utf-8"))
+    targets = [target for target, _ in _LINK.findall(prose)]
     local = [each for each in targets if "://" not in each and not each.startswith(MADE)]
     assert [each for each in local if not (page.parent / each).exists()] == []
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which pages have a Chinese translation, and of which English text it is one.
 
-``python docs/checks/translations.py`` notes, in each page of docs/zh, that it translates the English
+``python docs/checks/translations.py`` notes in each page of docs/zh that it translates the English
 page as it is now. Run it after translating.
 """
 
