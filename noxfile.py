@@ -244,6 +244,8 @@ def build(session: nox.Session) -> None:
     shutil.rmtree(BUILT, ignore_errors=True)
     again = Path(session.create_tmp()) / "again"
     shutil.rmtree(again, ignore_errors=True)
+    again.mkdir()
+    shutil.copy(".gitignore", again)  # which source distributions hold
     for distribution in DISTRIBUTIONS:
         build_one(session, Path(distribution.folder), BUILT)
         # Elsewhere, with other times of files, and by another user, whose files others may write.

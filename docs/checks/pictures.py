@@ -44,7 +44,7 @@ def _packed() -> tuple[BatchTimes, ...]:
     device = VirtualDevice(GBPS, GBPS)
     arenas = [VirtualMemory(NBYTES) for _ in range(2)]
     batches = [_batch(index, arenas[index % 2]) for index in range(BATCHES)]
-    pipeline = PackedPipeline(device, Ledger(), [(arena, NBYTES) for arena in arenas])  # type: ignore[var-annotated]
+    pipeline = PackedPipeline(device, Ledger(), [(arena, NBYTES) for arena in arenas])
     pipeline.run(batches, lambda index: device.compute(UPDATE_SECONDS), lambda: None)
     return _times_of(batches, packed=True)
 
@@ -52,7 +52,7 @@ def _packed() -> tuple[BatchTimes, ...]:
 def _per_tensor() -> tuple[BatchTimes, ...]:
     device = VirtualDevice(GBPS, GBPS)
     batches = [_batch(index, VirtualMemory(NBYTES)) for index in range(BATCHES)]
-    pipeline = PerTensorPipeline(device, Ledger())  # type: ignore[var-annotated]
+    pipeline = PerTensorPipeline(device, Ledger())
     pipeline.run(batches, lambda index: device.compute(UPDATE_SECONDS), lambda: None)
     return _times_of(batches, packed=False)
 
