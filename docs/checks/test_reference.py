@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from bs4 import BeautifulSoup, Tag
 from reference import ROOT, PublicModule, public_modules
+
+from swap_core import SwapOptimizerConfig
 
 SITE = ROOT / "build" / "docs"
 
@@ -17,6 +21,12 @@ def test_every_public_name_is_described(module: PublicModule) -> None:
     soup = BeautifulSoup(page.read_text("utf-8"), "html.parser")
     silent = [name for name in module.names if not _words(soup, f"{module.name}.{name}")]
     assert silent == [], f"{module.name}: these have no docstring, or are not in the site"
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(SwapOptimizerConfig), ids=lambda f: f.name)
+def test_users_are_told_when_to_change_a_setting(field: dataclasses.Field[object]) -> None:
+    rows = (ROOT / "docs" / "choosing.md").read_text("utf-8").splitlines()
+    assert any(row.startswith(f"| `{field.name}` |") for row in rows)
 
 
 def _words(soup: BeautifulSoup, name: str) -> str:
