@@ -246,14 +246,17 @@ def build(session: nox.Session) -> None:
     shutil.rmtree(again, ignore_errors=True)
     again.mkdir()
     shutil.copy(".gitignore", again)  # which source distributions hold
+    # Times in archives: the commit's, or whatever the environment says already.
+    committed = session.run("git", "log", "-1", "--format=%ct", external=True, silent=True)
+    epoch = os.environ.get("SOURCE_DATE_EPOCH") or str(committed).strip()
     for distribution in DISTRIBUTIONS:
-        build_one(session, Path(distribution.folder), BUILT)
+        build_one(session, Path(distribution.folder), BUILT, epoch)
         # Elsewhere, with other times of files, and by another user, whose files others may write.
         copy = again / distribution.name
         shutil.copytree(distribution.folder, copy, copy_function=shutil.copy)
         for file in copy.rglob("*"):
             file.chmod(file.stat().st_mode | 0o020)
-        build_one(session, copy, again / "dist")
+        build_one(session, copy, again / "dist", epoch)
     for file in sorted(BUILT.iterdir()):
         if file.read_bytes() != (again / "dist" / file.name).read_bytes():
             session.error(f"{file.name} is different each time it is built")
@@ -269,11 +272,8 @@ def group_of_build() -> tuple[str, ...]:
     return tuple({line for project in projects for line in project["build-system"]["requires"]})
 
 
-def build_one(session: nox.Session, folder: Path, target: Path) -> None:
-    """Build the sdist of a distribution, and the wheel from it."""
-    # Times in archives: the commit's, or whatever SOURCE_DATE_EPOCH says already.
-    committed = session.run("git", "log", "-1", "--format=%ct", external=True, silent=True)
-    epoch = os.environ.get("SOURCE_DATE_EPOCH") or str(committed).strip()
+def build_one(session: nox.Session, folder: Path, target: Path, epoch: str) -> None:
+    """Build the sdist of a distribution, and the wheel from it; ``epoch`` in seconds."""
     session.run(
         *("python", "-m", "build", "--no-isolation", "--outdir", str(target), str(folder)),
         env={"SOURCE_DATE_EPOCH": epoch},

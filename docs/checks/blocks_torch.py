@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from blocks import sybil
 
 from swap_testkit.torch import simulator
+from swap_testkit.torch.simulator.build import build
 
 __all__ = ["pytest_collect_file"]
 
@@ -21,6 +23,12 @@ DEVICE = "npu"
 
 def _setup(namespace: dict[str, Any]) -> None:
     torch.set_num_threads(1)
+    try:
+        build()
+    except simulator.BuildError as error:
+        if "needs a C++20 compiler" not in str(error):
+            raise
+        pytest.skip(f"the code of pages is not run: {error}")
     simulator.enable(DEVICE, devices=2)
     simulator.reset()
     torch.manual_seed(0)
@@ -31,6 +39,8 @@ def _setup(namespace: dict[str, Any]) -> None:
 
 
 def _teardown() -> None:
+    if simulator.enabled_name() is None:
+        return
     simulator.set_memory_limit(None)
     assert simulator.races() == []
     if torch.distributed.is_initialized():
