@@ -23,14 +23,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from reference import ROOT
 from sybil import Document, Example, Region, Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer
 
-__all__ = ["ROOT", "sybil"]
+__all__ = ["sybil"]
 
-ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 120
 """For one console block."""
 

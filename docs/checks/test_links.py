@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from blocks import ROOT
+from reference import ROOT
 
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _SESSION = re.compile(r"nox -s ([a-z][\w-]*)((?: [a-z][\w-]*)*)")

@@ -12,7 +12,7 @@ import re
 from functools import cache
 
 import pytest
-from blocks import ROOT
+from reference import ROOT
 
 _BLOCK = re.compile(r"^```text\n(.*?)^```$", re.M | re.S)
 _FILLED = "\0"
