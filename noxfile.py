@@ -73,6 +73,8 @@ TORCH_DISTRIBUTIONS = tuple(each for each in DISTRIBUTIONS if each.name not in N
 """What one environment with torch holds: MindSpore wants an older numpy, and its own gigabytes."""
 MINDSPORE_DISTRIBUTIONS = tuple(each for each in DISTRIBUTIONS if each.name != "swap-torch")
 """What one environment with MindSpore holds."""
+MINDSPORE_PAGES = ("docs/quickstart-mindspore.md", "packages/swap-mindspore/README.md")
+"""Whose code needs MindSpore."""
 MINDSPORE_QUIET = {"GLOG_v": "3", "OMP_NUM_THREADS": "1"}
 """Errors only, and no threads that wait for each other over small tensors."""
 MINDFORMERS = ("2.0.0", "2.1.0")
@@ -132,6 +134,28 @@ def tests(session: nox.Session) -> None:
     session.notify("align")
     session.notify("downstream")
     session.notify("integrations")
+    session.notify("docs")
+
+
+def run_tests(session: nox.Session, distribution: Distribution, *options: str) -> None:
+    """Run the tests of one distribution, which is installed."""
+    folder = f"{distribution.folder}/tests"
+    quiet = dict(MINDSPORE_QUIET) if distribution.name in NEEDS_MINDSPORE else {}
+    if distribution.name == "swap-mindformers":
+        quiet["MINDFORMERS_FOLDERS"] = install_mindformers(session)
+    session.run("pytest", folder, *options, *session.posargs, env=quiet)
+    if distribution.name == "swap-testkit":
+        # In a process of their own: see the conftest there.
+        session.run("pytest", f"{folder}/simulator", *options, *session.posargs)
+
+
+def run_blocks(session: nox.Session, framework: str, pages: Iterable[str]) -> None:
+    """Run the code of pages, which is all of one framework."""
+    session.install("-c", "constraints-dev.txt", *group("blocks"))
+    session.run(
+        *("pytest", "-p", f"blocks_{framework}", *pages),
+        env={"PYTHONPATH": str(ROOT / "docs" / "checks"), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+    )
 
 
 def add_tests_session(distribution: Distribution) -> None:
@@ -141,13 +165,9 @@ def add_tests_session(distribution: Distribution) -> None:
         names = {distribution.name, *distribution.tested_with}
         needed = [each for each in DISTRIBUTIONS if each.name in names]
         install(session, group("test", distribution.folder), needed)
-        quiet = dict(MINDSPORE_QUIET) if distribution.name in NEEDS_MINDSPORE else {}
-        if distribution.name == "swap-mindformers":
-            quiet["MINDFORMERS_FOLDERS"] = install_mindformers(session)
-        session.run("pytest", f"{distribution.folder}/tests", *session.posargs, env=quiet)
-        if distribution.name == "swap-testkit":
-            # In a process of their own: see the conftest there.
-            session.run("pytest", f"{distribution.folder}/tests/simulator", *session.posargs)
+        run_tests(session, distribution)
+        if distribution.name == "swap-mindspore":
+            run_blocks(session, "mindspore", MINDSPORE_PAGES)
 
     run.__doc__ = f"Test {distribution.name} with only what it declares."
     nox.session(name=f"tests-{distribution.name}")(run)
@@ -245,6 +265,23 @@ def torchtitan_matrix(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """Build the site into build/docs, check that it is complete, and run the code of its pages."""
+    install(session, group("docs"), TORCH_DISTRIBUTIONS)
+    site = ROOT / "build" / "docs"
+    shutil.rmtree(site, ignore_errors=True)
+    session.run("sphinx-build", "-W", "--keep-going", "-q", "-b", "html", "docs", str(site))
+    session.run("pytest", "docs/checks", env={"PYTHONPATH": str(ROOT / "docs" / "checks")})
+    pages = [
+        *map(str, Path("docs").glob("*.md")),
+        *map(str, Path("docs/migrating").glob("*.md")),
+        *("README.md", "CONTRIBUTING.md"),
+        *(f"{each.folder}/README.md" for each in TORCH_DISTRIBUTIONS),
+    ]
+    run_blocks(session, "torch", sorted(set(pages) - set(MINDSPORE_PAGES)))
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting of the whole repository."""
     install(session, group("lint"))
@@ -261,16 +298,46 @@ def typecheck(session: nox.Session) -> None:
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """Build every distribution and import its wheel in a clean environment."""
-    session.install("build")
+    """Build every distribution, twice to the same bytes, and import its wheel by itself."""
+    session.install("build", *group("tools"), *group_of_build())
+    session.run("pytest", "tools/tests")
     shutil.rmtree(BUILT, ignore_errors=True)
+    again = Path(session.create_tmp()) / "again"
+    shutil.rmtree(again, ignore_errors=True)
+    again.mkdir()
+    shutil.copy(".gitignore", again)  # which source distributions hold
+    # Times in archives: the commit's, or whatever the environment says already.
+    committed = session.run("git", "log", "-1", "--format=%ct", external=True, silent=True)
+    epoch = os.environ.get("SOURCE_DATE_EPOCH") or str(committed).strip()
     for distribution in DISTRIBUTIONS:
-        # Without --wheel or --sdist, build makes the wheel from the sdist.
-        session.run("python", "-m", "build", "--outdir", str(BUILT), distribution.folder)
+        build_one(session, Path(distribution.folder), BUILT, epoch)
+        # Elsewhere, with other times of files, and by another user, whose files others may write.
+        copy = again / distribution.name
+        shutil.copytree(distribution.folder, copy, copy_function=shutil.copy)
+        for file in copy.rglob("*"):
+            file.chmod(file.stat().st_mode | 0o020)
+        build_one(session, copy, again / "dist", epoch)
+    for file in sorted(BUILT.iterdir()):
+        if file.read_bytes() != (again / "dist" / file.name).read_bytes():
+            session.error(f"{file.name} is different each time it is built")
     for distribution in DISTRIBUTIONS:
         (wheel,) = BUILT.glob(f"{distribution.module}-*.whl")
         check_contents(session, distribution, wheel)
         check_import(session, distribution, wheel)
+
+
+def group_of_build() -> tuple[str, ...]:
+    """What the distributions say that they need to be built."""
+    projects = [nox.project.load_toml(f"{each.folder}/pyproject.toml") for each in DISTRIBUTIONS]
+    return tuple({line for project in projects for line in project["build-system"]["requires"]})
+
+
+def build_one(session: nox.Session, folder: Path, target: Path, epoch: str) -> None:
+    """Build the sdist of a distribution, and the wheel from it; ``epoch`` in seconds."""
+    session.run(
+        *("python", "-m", "build", "--no-isolation", "--outdir", str(target), str(folder)),
+        env={"SOURCE_DATE_EPOCH": epoch},
+    )
 
 
 def check_contents(session: nox.Session, distribution: Distribution, wheel: Path) -> None:
@@ -304,6 +371,44 @@ def check_import(session: nox.Session, distribution: Distribution, wheel: Path) 
         session.run(*pip, "--find-links", str(BUILT), f"{wheel}{extras}", external=True)
         session.log(f"import {distribution.module}")
         session.run(*check, *distribution.never_loads, external=True, log=False)
+
+
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Give one distribution its next version: nox -s release -- swap-torch 0.2.0."""
+    session.install(*group("tools"))
+    session.run("python", "tools/release.py", *session.posargs)
+
+
+@nox.session(venv_backend="none", default=False)
+def minimum(session: nox.Session) -> None:
+    """Test with the oldest torch and the oldest MindSpore that the distributions accept."""
+    session.notify("minimum-swap-torch")
+    session.notify("minimum-swap-mindspore")
+
+
+def add_minimum_session(distribution: Distribution, framework: str) -> None:
+    """Register the session that tests one distribution with its oldest framework."""
+
+    def run(session: nox.Session) -> None:
+        names = {distribution.name, *distribution.tested_with}
+        needed = [each.folder for each in DISTRIBUTIONS if each.name in names]
+        project = nox.project.load_toml(f"{distribution.folder}/pyproject.toml")
+        (wanted,) = [each for each in project["project"]["dependencies"] if framework in each]
+        oldest = wanted.partition(">=")[2].partition(",")[0]
+        # Without the development pin. Elsewhere than on Linux with CPU wheels this is a CUDA build.
+        pin = f"{framework}=={oldest}.0"
+        session.install(pin, *needed, *group("test", distribution.folder))
+        run_tests(session, distribution)
+
+    run.__doc__ = f"Test {distribution.name} with the oldest {framework} that it accepts."
+    nox.session(name=f"minimum-{distribution.name}", default=False)(run)
+
+
+add_minimum_session(next(each for each in DISTRIBUTIONS if each.name == "swap-torch"), "torch")
+add_minimum_session(
+    next(each for each in DISTRIBUTIONS if each.name == "swap-mindspore"), "mindspore"
+)
 
 
 @nox.session

@@ -61,3 +61,4 @@ PRESETS = {
         "(interconnect-h2d/ascend). Assumed: as much to the host at once, and 1,500 GB/s of memory",
     ),
 }
+"""Cards by the name that ``--preset`` takes."""

@@ -99,8 +99,6 @@ class SwapEngine:
         """Whether states move through arenas."""
         return self._planner.packed
 
-    # A compiled function that calls step() runs it as it is: streams and plans are not for tracing.
-    @torch._disable_dynamo  # type: ignore[attr-defined]  # not exported by name
     @torch.no_grad()
     def step(self, state: OptimizerState) -> None:
         """Update every parameter that has a gradient. Does not block the host.

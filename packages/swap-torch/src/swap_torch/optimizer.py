@@ -98,8 +98,13 @@ class TorchSwapOptimizer(Optimizer):
                 )
             with torch.enable_grad():
                 loss = closure()
-        self._swap.step(self.__dict__["state"])
+        self._swap_update()
         return loss
+
+    # A compiled function that calls step() runs it as it is: streams and plans are not for tracing.
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # not exported by name
+    def _swap_update(self) -> None:
+        self._swap.step(self.__dict__["state"])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop gradients as natively; what was loaded ahead for them is given up."""

@@ -18,7 +18,10 @@ __all__ = ["option_names", "swap_config"]
 _FIELDS = tuple(field.name for field in fields(SwapFields))
 
 
-def swap_config(config: OptimizersContainer.Config, **options: Any) -> OptimizersContainer.Config:
+def swap_config(
+    config: OptimizersContainer.Config,
+    **options: Any,  # noqa: ANN401  # values of any of the fields
+) -> OptimizersContainer.Config:
     """Give ``config`` the fields of swapping, and with them their command line flags.
 
     Args:
