@@ -35,6 +35,8 @@ def refuse(optimizer: Any, error: type[Exception], words: str, **config: Any) ->
         ({"packed_swap": True}, UnsupportedOptionError, "packed_swap=True.*state by state"),
         ({"include_master_params": True}, UnsupportedOptionError, "MindFormers AdamW"),
         ({"allow_closure": True}, UnsupportedOptionError, "allow_closure=True is for torch"),
+        ({"prefetch": "backward"}, UnsupportedOptionError, "prefetch='backward' is for torch"),
+        ({"device_budget": 0.5}, UnsupportedOptionError, "device_budget=0.5 is for torch"),
         ({"state_keys": ["max_exp_avg_sq"]}, UnknownStateKeyError, "It has: exp_avg, exp_avg_sq"),
         ({"state_keys": ["moment1"]}, UnknownStateKeyError, "'moment1'"),
     ],

@@ -17,7 +17,12 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.nn.optim import adam as native_adam
 from mindspore.nn.optim import optimizer as native
 
-from swap_core import SwapOptimizerConfig, UnknownStateKeyError, UnsupportedOptionError
+from swap_core import (
+    SwapOptimizerConfig,
+    UnknownStateKeyError,
+    UnsupportedOptionError,
+    refuse_schedules,
+)
 from swap_mindspore.adapter import Member, MindSporeStep, MindSporeSwapAdapter
 
 __all__ = [
@@ -50,6 +55,7 @@ class MindSporeAdamBaseAdapter(MindSporeSwapAdapter):
                 "swap_optimizer: allow_closure=True is for torch; MindSpore's optimizers take "
                 "gradients. Leave it False."
             )
+        refuse_schedules(config, self.supports())
         self._validate_keys(config)
 
     def _validate_keys(self, config: SwapOptimizerConfig) -> None:
