@@ -22,7 +22,7 @@ class StayReason(Enum):
     NOT_PLAIN = "it is a tensor subclass, whose memory is its own affair"
     ON_CPU = "its parameter is on the CPU, so there is no device memory to save"
     NOT_MATERIALISED = "its parameter is on the meta device and has no memory yet"
-    BUDGET = "there is room for it within device_budget"
+    BUDGET = "it fits within device_budget"
     TOO_SMALL = "it has fewer elements than min_numel"
     RELOADED = "it was brought to the device by reload(), until offload()"
     MASTER = "it is a master parameter, and include_master_params is False"
