@@ -36,13 +36,13 @@ def test_zero(nproc, optimizers) -> None:
         assert alignment.swapped_memory.host >= alignment.native_memory.idle * 0.9
 
 
-@pytest.mark.parametrize("scenario", ["groups", "clip", "checkpoint"])
-def test_scenarios_on_one_process(scenario) -> None:
+def test_a_language_model_saved_and_loaded_on_the_way() -> None:
     alignments = align_scenarios(
-        [scenario],
+        ["checkpoint"],
         optimizers=["mindformers-adamw"],
-        config=SwapOptimizerConfig(min_numel=16, swap_times=3),
+        config=SwapOptimizerConfig(min_numel=16, swap_times=3, packed_swap=True),
         steps=2,
         device="cpu",
     )
+    assert len(alignments) == 1
     assert [a.explain() for a in alignments if not a.aligned] == []

@@ -11,6 +11,8 @@ from typing import Any, Protocol, TypeAlias
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
+from swap_mindspore.versions import executor
+
 __all__ = ["Job", "JobTrainer", "OptimizerFactory", "Trainer"]
 
 OptimizerFactory: TypeAlias = Callable[[list[Parameter]], nn.Optimizer]
@@ -92,7 +94,17 @@ class JobTrainer:
         return loss, gradients
 
     def update(self, gradients: tuple[Tensor, ...]) -> None:
-        """Call the optimizer, and take the time."""
+        """Call the optimizer, and take the time until the update is done and not only queued."""
+        _finish()
         started = perf_counter()
         self.optimizer(gradients)
+        _finish()
         self.update_seconds.append(perf_counter() - started)
+
+
+def _finish() -> None:
+    """Wait for everything that was queued."""
+    if ms.get_context("device_target") == "CPU":
+        executor.sync()
+    else:
+        ms.runtime.synchronize()
