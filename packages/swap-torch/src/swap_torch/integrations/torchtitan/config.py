@@ -51,7 +51,8 @@ def swap_config(
                 f"swap_config: {name!r} is not accepted; give some of {', '.join(_FIELDS)}."
             )
     if isinstance(config, SwapFields):
-        return replace(config, **options)
+        # By name they are checked above, by value when the new config is made.
+        return replace(config, **options)  # type: ignore[arg-type]
     return derive(config, swap_container(config._owner).Config, **options)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 from torch.optim import Optimizer
 from torchtitan.components.optimizer import OptimizersContainer
@@ -33,7 +32,7 @@ class SwapMixin:
     """
 
     def __init__(self, config: OptimizersContainer.Config, **runtime: object) -> None:
-        super().__init__(config, **runtime)  # type: ignore[call-arg]  # of the container
+        super().__init__(config, **runtime)  # type: ignore[call-arg]  # the container's
         if config.swap_optimizer:
             self._swap(config)
 
@@ -68,12 +67,17 @@ def swap_container(base: type[OptimizersContainer]) -> type[OptimizersContainer]
     """
     if issubclass(base, SwapMixin):
         return base
-    refuse_container(base)
-    return _swap_container(base)  # type: ignore[arg-type]  # a class is hashable
+    if base not in _made:
+        refuse_container(base)
+        _made[base] = _make(base)
+    return _made[base]
 
 
-@cache
-def _swap_container(base: type[OptimizersContainer]) -> type[OptimizersContainer]:
+_made: dict[type[OptimizersContainer], type[OptimizersContainer]] = {}
+"""What :func:`swap_container` returned, so that configs of one base are of one class."""
+
+
+def _make(base: type[OptimizersContainer]) -> type[OptimizersContainer]:
     @dataclass(kw_only=True, slots=True)
     class Config(SwapFields, base.Config):  # type: ignore[name-defined]  # of an argument
         def __post_init__(self) -> None:

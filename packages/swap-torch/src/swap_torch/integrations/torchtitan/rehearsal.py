@@ -53,6 +53,5 @@ def _build(config: OptimizersContainer.Config, group: ParamGroupConfig) -> Optim
     implementation = config._owner._build_impl_kwargs(config)
     # A matrix, since some optimizers take nothing else.
     members = {"params": [torch.zeros(1, 1)], **implementation, **group.optimizer_kwargs}
-    make: Any = factory  # its other arguments have defaults
-    made: Optimizer = make([members])
-    return made
+    optimizer: Optimizer = factory([members])  # type: ignore[call-arg]  # kinds have defaults
+    return optimizer
