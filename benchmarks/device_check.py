@@ -53,7 +53,7 @@ SECTIONS = (
     Section("order", "device_order.py", 60),
     Section("failures", "device_order.py", 45),
     Section("trace", "device_order.py", 45),
-    Section("speed", "device_speed.py", 130, ("4",)),
+    Section("speed", "device_speed.py", 130, ("4",), rehearsed=False),
     Section("ranks", "device_align.py", 90),
     Section("peers", "device_peers.py", 120),
 )

@@ -19,12 +19,17 @@ def peers(place: Place) -> None:
     if place.simulated:
         args.tensors = 8
     for result in cases.run_all(args):
-        told = next(iter(cases.rows([result])))
+        name, *told = next(iter(cases.rows([result])))
         ours = result["name"].startswith("swap_torch")
         ok = bool(result["runs"] and result["equal_bits"]) if ours else None
         labels = ("step ms", "idle MiB", "peak MiB", "host MiB", "against native")
-        value = ", ".join(f"{k} {v}" for k, v in zip(labels, told[1:], strict=True) if v)
-        row(told[0], value, ok, headline=ours)
+        value = ", ".join(f"{k} {v}" for k, v in zip(labels, told, strict=True))
+        row(
+            name,
+            value if result["runs"] else f"cannot run here: {result['reason']}",
+            ok,
+            headline=ours,
+        )
 
 
 if __name__ == "__main__":
