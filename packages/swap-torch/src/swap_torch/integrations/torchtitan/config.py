@@ -52,7 +52,7 @@ def swap_config(
             )
     if isinstance(config, SwapFields):
         # By name they are checked above, by value when the new config is made.
-        return replace(config, **options)  # type: ignore[arg-type]
+        return replace(config, **options)
     return derive(config, swap_container(config._owner).Config, **options)
 
 
