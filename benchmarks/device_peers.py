@@ -13,7 +13,8 @@ def peers(place: Place) -> None:
 
     millions = 1 if place.simulated else 200
     args = argparse.Namespace(
-        device=place.asked, tensors=50, numel=20_000 * millions, steps=6, seconds=60.0,
+        device=place.asked, tensors=50, numel=20_000 * millions, steps=6,
+        seconds=240.0 if place.simulated else 60.0,
         only=["torch AdamW, fused", "swap_torch, packed"] if place.simulated else None,
     )  # fmt: skip
     if place.simulated:
