@@ -11,7 +11,7 @@ import pytest
 from swap_mindformers import SwapOptimizerConfig
 from swap_testkit.mindspore.align import align_scenarios
 
-SECONDS = 240
+SECONDS = 480
 
 
 @pytest.mark.parametrize(

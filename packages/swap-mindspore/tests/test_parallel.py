@@ -26,7 +26,7 @@ from swap_testkit.mindspore.align import align_scenarios
 from swap_testkit.mindspore.launch import RankFailedError, Work, launch
 
 RANKS = Path(__file__).with_name("ranks.py")
-SECONDS = 240
+SECONDS = 480
 STATE_BYTES = 2 * 2 * 8 * 16 * 4
 """Of both moments of both weights."""
 
