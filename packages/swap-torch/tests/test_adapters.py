@@ -52,7 +52,6 @@ SUBJECTS = {
         {"nesterov": False, "adjust_lr_fn": "match_rms_adamw", "ns_steps": 3},
         shapes=MATRICES,
     ),
-    "AdamW": subject(optim.AdamW, {"weight_decay": 0.1, "maximize": True}),
 }
 
 
@@ -63,11 +62,11 @@ def test_law(name: str, law: str) -> None:
 
 
 def test_every_installed_adapter_has_a_subject() -> None:
-    """But Adam and HyperParallel's AdamW, which have tests of their own."""
+    """But Adam, AdamW and HyperParallel's AdamW, which have tests of their own."""
     installed = {entry.name for entry in entry_points(group="swap_core.adapters")}
     tried = {f"torch.{name.partition('-')[0].lower()}" for name in SUBJECTS}
     expected = {name for name in installed if name.startswith("torch.")}
-    assert expected - tried == {"torch.adam", "torch.hyper_parallel_adamw"}
+    assert expected - tried == {"torch.adam", "torch.adamw", "torch.hyper_parallel_adamw"}
 
 
 @pytest.mark.parametrize("name", SUBJECTS)

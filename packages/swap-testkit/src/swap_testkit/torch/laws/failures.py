@@ -28,12 +28,11 @@ class _PlannedError(RuntimeError):
 
 def failures(subject: Subject) -> None:
     """Whatever fails in an update, each parameter is as before it or after it, with its states."""
-    for packed in (True, False):
-        for steps_before in (0, 2):
-            for verb in _VERBS:
-                nth = 0
-                while _survives(subject, packed, steps_before, verb, nth):
-                    nth = 2 * nth or 1
+    for packed, steps_before in ((True, 0), (True, 2), (False, 2)):
+        for verb in _VERBS:
+            nth = 0
+            while _survives(subject, packed, steps_before, verb, nth):
+                nth = 2 * nth or 1
 
 
 def _survives(subject: Subject, packed: bool, steps_before: int, verb: str, nth: int) -> bool:
