@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torchtitan.components.optimizer import (
     LRSchedulersContainer,
     OptimizersContainer,
     ParamGroupConfig,
 )
 
-from swap_core import UnsupportedOptimizerError
+from swap_core import UnsupportedOptimizerError, UnsupportedOptionError
 from swap_testkit.torch import CpuAsDevice, assert_same_bits
 from swap_torch import is_swap_optimizer
 from swap_torch.integrations.torchtitan import (
@@ -238,3 +241,21 @@ def test_a_third_partys_container():
 def test_the_public_container_is_that_of_torchtitans():
     assert swap_container(OptimizersContainer) is SwapOptimizersContainer
     assert SwapOptimizersContainer.__name__ == "SwapOptimizersContainer"
+
+
+def offloaded(param):
+    """As FSDP2's offload policy leaves a parameter: on the CPU, of a mesh of accelerators."""
+    mesh = DeviceMesh("cuda", [0], _init_backend=False, _rank=0)
+    meta = TensorMeta(param.shape, param.stride(), param.dtype)
+    spec = DTensorSpec(mesh, (Replicate(),), tensor_meta=meta)
+    return nn.Parameter(DTensor(param.detach(), spec, requires_grad=False))
+
+
+def test_parameters_that_are_offloaded_are_refused():
+    (part, _) = parts()
+    part.one.weight = offloaded(part.one.weight)
+    config = SwapOptimizersContainer.Config(
+        param_groups=groups(), implementation="for-loop", swap_optimizer=True
+    )
+    with pytest.raises(UnsupportedOptionError, match=r"training.enable_cpu_offload is on, which"):
+        config.build(model_parts=[part])
