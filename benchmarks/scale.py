@@ -181,7 +181,7 @@ def models() -> Iterator[str]:
 
 
 def on(preset: str) -> Iterator[str]:
-    yield f"### {preset}"
+    yield f"## {preset}"
     yield ""
     yield f"{PRESETS[preset].source}."
     yield ""
