@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from swap_testkit.torch import CopySchedule, CpuAsDevice, assert_same_bits
+from swap_testkit.torch import CopySchedule, CpuAsDevice, assert_same_bits, launch
 from swap_torch import SwapOptimizerConfig, swap_optimizer
 
 Step = Callable[[nn.Module, torch.optim.Optimizer, int], None]
@@ -322,6 +322,25 @@ def test_training_that_changes_gradients_is_refused_before_anything_changed(
     assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
     for number, entry in optimizer.state_dict()["state"].items():
         assert all(torch.equal(value, states["state"][number][key]) for key, value in entry.items())
+
+
+def job_ddp(bucket_view: bool) -> str:
+    """What a training with DDP is told at its second update; each rank has another batch."""
+    net, optimizer = make({"overlap_backward": True})
+    model = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=bucket_view)
+    plain(model, optimizer, 10 * torch.distributed.get_rank())
+    try:
+        plain(model, optimizer, 10 * torch.distributed.get_rank() + 1)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("bucket_view", [False, True])
+def test_ddp_is_refused(bucket_view: bool) -> None:
+    """It reduces gradients after the hooks have run, in place and without counting a version."""
+    for told in launch(job_ddp, bucket_view, nproc=2, timeout=120):
+        assert "overlap_backward=True does not fit this training" in told
 
 
 @pytest.mark.parametrize("change", [clip, replace, scale])
