@@ -38,8 +38,8 @@ def test_a_scenario_is_aligned(name: str) -> None:
         assert result.aligned, result.explain()
         assert result.compared > 0
         assert len(result.losses) == max(3, scenario.least_steps)
-        # The uneven one has states of a few bytes, each of which takes 512 in an arena.
-        if name != "fsdp-uneven":
+        # The uneven ones have states of a few bytes, each of which takes 512 in an arena.
+        if "uneven" not in name:
             assert result.swapped_memory.peak < result.native_memory.idle
         if "device_budget" not in result.variant:
             assert result.swapped_memory.idle < result.native_memory.idle / 2
