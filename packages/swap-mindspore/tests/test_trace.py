@@ -38,7 +38,7 @@ def test_a_trace_of_what_raises_is_written_and_nothing_is_left(kit, tmp_path) ->
     with pytest.raises(RuntimeError, match="planted"):
         fail_after_an_update()
     assert len(read_trace(file)) > 9
-    assert pair.swapped._swap._pipeline.device is pair.swapped._swap.device
+    assert pair.swapped._swap._plan.lane.pipeline.device is pair.swapped._swap.device
     pair.step()
 
 
