@@ -9,7 +9,10 @@ from typing import Literal
 
 from swap_core.errors import UnsupportedOptionError
 
-__all__ = ["SwapOptimizerConfig", "refuse_schedules"]
+__all__ = ["SCHEDULES", "SwapOptimizerConfig", "refuse_schedules"]
+
+SCHEDULES = ("prefetch", "zigzag", "overlap_backward", "device_budget", "offload")
+"""Fields that decide when, and whether, states move; torch optimizers only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,16 +110,13 @@ def refuse_schedules(config: SwapOptimizerConfig, optimizer: str) -> None:
         UnsupportedOptionError: one of them is not at its default.
     """
     defaults = SwapOptimizerConfig()
-    for field in _SCHEDULES:
+    for field in SCHEDULES:
         value, default = getattr(config, field), getattr(defaults, field)
         if value != default:
             raise UnsupportedOptionError(
                 f"swap_optimizer: {field}={value!r} is for torch optimizers; {optimizer} does not "
                 f"have it. Leave it {default!r}."
             )
-
-
-_SCHEDULES = ("prefetch", "zigzag", "overlap_backward", "device_budget", "offload")
 
 
 def _refuse(field: str, value: object, accepted: str) -> ValueError:

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import median
 
 from swap_core import SwapOptimizerConfig
+from swap_core.config import SCHEDULES
 from swap_testkit.alignment import Alignment, Memory, Mismatch, RunRecord
 from swap_testkit.array import Tolerance
 
@@ -57,14 +58,11 @@ def described(config: SwapOptimizerConfig, *, packed_by_default: bool = True) ->
     packed = packed_by_default if config.packed_swap is None else config.packed_swap
     plain = SwapOptimizerConfig()
     special = [
-        f", {field.name}={getattr(config, field.name)}"
-        for field in fields(config)
-        if field.name in _SCHEDULE and getattr(config, field.name) != getattr(plain, field.name)
+        f", {field}={getattr(config, field)}"
+        for field in SCHEDULES
+        if getattr(config, field) != getattr(plain, field)
     ]
     return f"{'packed' if packed else 'per tensor'} x{config.swap_times}{''.join(special)}"
-
-
-_SCHEDULE = ("prefetch", "zigzag", "overlap_backward", "device_budget", "offload")
 
 
 def merge(

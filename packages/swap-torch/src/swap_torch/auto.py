@@ -29,19 +29,18 @@ class AutoOffload:
         self.decision = ""
         """What was decided, and why, in words; empty before."""
 
-    def budget_after_update(self, device: AnyTorchDevice, state_bytes: int) -> int | None:
-        """Count an update that is done.
+    def update_done(self) -> bool:
+        """Count an update; tell whether it is time to decide, which it is once."""
+        self._updates += 1
+        return self._updates == _UPDATES_SEEN
+
+    def decide(self, device: AnyTorchDevice, state_bytes: int) -> int:
+        """Tell how many bytes of states may stay.
 
         Args:
             device: Where the states swap.
             state_bytes: Bytes of all states that swap.
-
-        Returns:
-            The bytes of states that may stay, once, when it is time; else None.
         """
-        self._updates += 1
-        if self._updates != _UPDATES_SEEN:
-            return None
         free, total = device.memory_info()
         margin = int(total * _MARGIN)
         budget = max(0, free - margin)

@@ -129,10 +129,10 @@ class SwapEngine:
 
     def _decide(self, auto: AutoOffload, state: OptimizerState) -> None:
         """``offload="auto"``: once, let states stay for which there was always room."""
-        if not self._runner.latest:
+        if not self._runner.latest or not auto.update_done():
             return
         sizes = self._table.bytes_that_could_swap()
-        budget = auto.budget_after_update(self._runner.latest[0].device, sum(sizes.values()))
+        budget = auto.decide(self._runner.latest[0].device, sum(sizes.values()))
         if budget:
             self._budget.decide(sizes)
             self._budget.limit = budget
