@@ -8,11 +8,6 @@ are taken apart: each rank's optimizer gets the parameters and gradients that th
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +18,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from swap_mindspore import SwapOptimizerConfig
 from swap_testkit.mindspore.align import align_scenarios
-from swap_testkit.mindspore.launch import RankFailedError, Work, launch
+from swap_testkit.mindspore.launch import RankFailedError, Work, launch, run_under_msrun
 
 RANKS = Path(__file__).with_name("ranks.py")
 SECONDS = 480
@@ -31,38 +26,9 @@ STATE_BYTES = 2 * 2 * 8 * 16 * 4
 """Of both moments of both weights."""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def run_ranks(count: int, kind: str, folder: Path) -> list[dict[str, dict[str, object]]]:
-    """Run ranks.py under msrun. A rank that fails can leave the others waiting: all are killed."""
-    bin_folder = str(Path(sys.executable).parent)
-    command = [
-        str(Path(bin_folder) / "msrun"),
-        *(f"--worker_num={count}", f"--local_worker_num={count}", f"--master_port={free_port()}"),
-        *("--join=True", f"--log_dir={folder / 'log'}", f"--cluster_time_out={SECONDS}"),
-        *(str(RANKS), str(folder), kind),
-    ]
-    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
-    with subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            told, _ = process.communicate(timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    logs = "\n".join(log.read_text()[-3000:] for log in sorted((folder / "log").glob("worker*")))
-    assert process.returncode == 0, told[-3000:] + logs
+    """Run ranks.py under msrun."""
+    run_under_msrun(RANKS, str(folder), kind, folder=folder, nproc=count, timeout=SECONDS)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 

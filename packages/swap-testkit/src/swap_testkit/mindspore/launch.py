@@ -20,7 +20,7 @@ from pathlib import Path
 from swap_core import SwapOptimizerConfig
 from swap_testkit.outcome import RankOutcome
 
-__all__ = ["RankFailedError", "Work", "launch"]
+__all__ = ["RankFailedError", "Work", "launch", "run_under_msrun"]
 
 _WORKER = Path(__file__).with_name("worker.py")
 _LOG_CHARACTERS = 3000
@@ -58,17 +58,34 @@ def launch(work: Work, *, nproc: int, timeout: float = 600.0) -> list[list[RankO
     with tempfile.TemporaryDirectory(prefix="swap-testkit-") as name:
         folder = Path(name)
         (folder / "work").write_bytes(pickle.dumps(work))
-        _run(folder, nproc, timeout)
+        run_under_msrun(_WORKER, str(folder), folder=folder, nproc=nproc, timeout=timeout)
+        silent = [rank for rank in range(nproc) if not (folder / f"rank{rank}").exists()]
+        if silent:
+            raise RankFailedError(f"ranks {silent} ended without an outcome\n{_logs(folder)}")
         return [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(nproc)]
 
 
-def _run(folder: Path, nproc: int, timeout: float) -> None:
+def run_under_msrun(
+    script: Path, *arguments: str, folder: Path, nproc: int, timeout: float
+) -> None:
+    """Run a script on several processes of this machine; all are killed if one does not end.
+
+    Args:
+        script: What each process runs.
+        arguments: Of the script.
+        folder: The ranks' logs come into its folder ``log``.
+        nproc: How many processes.
+        timeout: Seconds for everything.
+
+    Raises:
+        RankFailedError: a process failed or did not end in time.
+    """
     programs = str(Path(sys.executable).parent)
     command = [
         str(Path(programs) / "msrun"),
         *(f"--worker_num={nproc}", f"--local_worker_num={nproc}"),
         *(f"--master_port={_free_port()}", "--join=True", f"--log_dir={folder / 'log'}"),
-        *(f"--cluster_time_out={int(timeout)}", str(_WORKER), str(folder)),
+        *(f"--cluster_time_out={int(timeout)}", str(script), *arguments),
     ]
     # msrun starts whatever `python` comes first.
     environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
@@ -90,7 +107,7 @@ def _run(folder: Path, nproc: int, timeout: float) -> None:
                     f"{_logs(folder)}"
                 ) from error
             raise
-    if process.returncode != 0 or not all((folder / f"rank{r}").exists() for r in range(nproc)):
+    if process.returncode != 0:
         raise RankFailedError(f"{told[-_LOG_CHARACTERS:]}\n{_logs(folder)}")
 
 
