@@ -113,5 +113,10 @@ def test_the_fields_of_the_config_and_their_defaults_are_these() -> None:
         "packed_swap": None,
         "staging_buffers": 2,
         "allow_closure": False,
+        "prefetch": "step",
+        "zigzag": False,
+        "overlap_backward": False,
+        "device_budget": 0,
+        "offload": "always",
     }
     assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values())
