@@ -26,7 +26,7 @@ from swap_core.layout import ALIGNMENT, HostRounding, Run, align, cover, place, 
 from swap_core.ledger import Ledger
 from swap_core.model import VirtualDevice, VirtualEvent, VirtualMemory, VirtualStream
 from swap_core.packed import PackedPipeline
-from swap_core.partition import partition
+from swap_core.partition import partition, update_order
 from swap_core.passage import Passage
 from swap_core.per_tensor import PerTensorPipeline
 from swap_core.pipeline import Pipeline, restore_or_explain
@@ -98,5 +98,6 @@ __all__ = [
     "restore_or_explain",
     "runs_of",
     "step_times",
+    "update_order",
     "write_trace",
 ]

@@ -10,7 +10,7 @@ from typing import final
 
 import torch
 
-from swap_core import Ledger, SwapOptimizerConfig, partition
+from swap_core import Ledger, SwapOptimizerConfig, partition, update_order
 from swap_torch.adapter import (
     ActiveGroup,
     Kernel,
@@ -132,6 +132,18 @@ class Planner:
         parts = partition(sizes, self._config.swap_times, joined=joined)
         return [[units[i] for i in part] for part in parts]
 
+    def _in_update_order(self, parts: Sequence[Sequence[TorchUnit]]) -> list[Sequence[TorchUnit]]:
+        """Batches in the order in which they are updated, where that is free.
+
+        It is not where updates follow the backward pass, and where an optimizer's own step may draw
+        random numbers or communicate, parameter after parameter.
+        """
+        ahead = self._config.prefetch == "backward" or self._config.overlap_backward
+        if ahead or self._adapter.steps_itself:
+            return list(parts)
+        sizes = [sum(state.slot.nbytes for state in self._states(part)) for part in parts]
+        return [parts[position] for position in update_order(sizes)]
+
     def forget(self) -> None:
         """Let go of device tensors of parameters that may have left the optimizer."""
         self._stagings.clear()
@@ -158,7 +170,7 @@ class Planner:
         state: OptimizerState,
     ) -> Lane:
         device = self._states(units)[0].device
-        batches = self._parts(units, tied)
+        batches = self._in_update_order(self._parts(units, tied))
         states = [self._states(batch) for batch in batches]
         bound = self._staging(device).bind(states)
         calls = tuple(
