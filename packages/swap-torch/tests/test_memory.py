@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much device and host memory states take: nothing between updates, and a formula in them.
 
-The formulas are computed here from shapes and from the partition, and compared with what the
+The formulas are computed here from shapes, the partition and its order, and compared with what the
 device counted, which in turn must be what the report says.
 """
 
@@ -16,7 +16,7 @@ from weakref import ref
 import pytest
 import torch
 
-from swap_core import HostRounding, partition
+from swap_core import HostRounding, partition, update_order
 from swap_testkit.torch import CopySchedule, CpuAsDevice, TorchRecordingDevice
 from swap_torch import AcceleratorDevice, DeviceMemory, swap_optimizer
 from swap_torch import SwapOptimizerConfig as Config
@@ -40,12 +40,13 @@ def make_parameters(shapes: Sequence[tuple[int, ...]]) -> list[torch.nn.Paramete
 def batch_bytes(
     params: Sequence[torch.Tensor], states: int, swap_times: int, *, pad: bool
 ) -> list[int]:
-    """Bytes of each batch; the cut is by padded bytes whatever is counted."""
+    """Bytes of each batch, as they are updated; the cut is by padded bytes whatever is counted."""
     exact = [param.numel() * param.element_size() for param in params]
     padded = [states * aligned(nbytes) for nbytes in exact]
     parts = partition(padded, swap_times)
     counted = padded if pad else [states * nbytes for nbytes in exact]
-    return [sum(counted[i] for i in part) for part in parts]
+    sizes = [sum(counted[i] for i in part) for part in parts]
+    return [sizes[position] for position in update_order(sizes)] if pad else sizes
 
 
 def peak_packed(batches: Sequence[int], arenas: int) -> int:

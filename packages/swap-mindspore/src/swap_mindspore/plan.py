@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from swap_core import Batch, Ledger, partition, update_order
+from swap_core import Batch, Ledger, partition
 from swap_mindspore.adapter import Member, MindSporeStep, MindSporeSwapAdapter, UpdateCall
 from swap_mindspore.device import AnyMindSporeDevice, Memory, Transfer
 from swap_mindspore.homes import AnyPipeline, Homes, Placed
@@ -69,7 +69,7 @@ def make_plan(
     if homes is not None and device is not None:
         sizes = [sum(map(homes.nbytes_of, table.candidates_of(index))) for index in moving]
         parts = partition(sizes, swap_times)
-        order = update_order([sum(sizes[part.start : part.stop]) for part in parts])
+        order = homes.order([sum(sizes[part.start : part.stop]) for part in parts])
         batches = [moving[parts[i].start : parts[i].stop] for i in order]
         placed = table.place(batches, homes, ledger)
         if placed:
