@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -112,6 +113,27 @@ def test_peak_is_the_formula_from_the_first_step_on(
     report = optimizer.swap_report()
     assert report.peak_device_bytes == expected
     assert report.batch_bytes == tuple(batches)
+
+
+@pytest.mark.parametrize(
+    ("options", "make"),
+    [
+        ({"prefetch": "backward"}, torch.optim.AdamW),
+        ({"overlap_backward": "trusted"}, torch.optim.AdamW),
+        ({}, partial(torch.optim.SGD, momentum=0.9)),
+    ],
+    ids=["loads follow backward", "updates follow backward", "its own step"],
+)
+def test_the_order_of_parameters_is_kept_where_something_follows_it(
+    options: dict[str, Any], make: Callable[..., torch.optim.Optimizer]
+) -> None:
+    params = make_parameters([(600,), (6000,), (700,), (7000,), (800,)])
+    config = Config(swap_times=5, min_numel=0, **options)
+    optimizer: Any = swap_optimizer(make(params, lr=0.1), config, device=CpuAsDevice())
+    optimizer.step()
+    found = optimizer.swap_report().batch_bytes
+    assert found == tuple(found[0] // 2560 * aligned(4 * p.numel()) for p in params)
+    assert found[0] < found[1] > found[2] < found[3] > found[4]
 
 
 @pytest.mark.parametrize("packed", [True, False])
