@@ -57,7 +57,8 @@ def test_each_batch_rounds_its_masters_before_they_leave(kit, latest, packed) ->
 
     def sync(model_param, master, index) -> None:
         synced.append(index)
-        staged.append(master.data_ptr() not in hosts and kit.device_bytes(pair.swapped) > 0)
+        # By address: MindSpore 2.8 remembers each storage that it is asked for.
+        staged.append(master.data_ptr() not in {0, *hosts})
         native(model_param, master, index)
 
     masters.sync = sync
