@@ -387,32 +387,37 @@ def release(session: nox.Session) -> None:
 @nox.session(venv_backend="none", default=False)
 def minimum(session: nox.Session) -> None:
     """Test with the oldest torch and the oldest MindSpore that the distributions accept."""
-    session.notify("minimum-swap-torch")
-    session.notify("minimum-swap-mindspore")
+    for name in ("swap-torch", "swap-mindspore", "swap-mindformers"):
+        session.notify(f"minimum-{name}")
 
 
-def add_minimum_session(distribution: Distribution, framework: str) -> None:
-    """Register the session that tests one distribution with its oldest framework."""
+def oldest(framework: str, name: str) -> str:
+    """The oldest release of a framework that a distribution accepts, as a requirement."""
+    project = nox.project.load_toml(f"packages/{name}/pyproject.toml")
+    (wanted,) = [each for each in project["project"]["dependencies"] if framework in each]
+    release = wanted.partition(">=")[2].partition(",")[0]
+    return f"{framework}=={release}.0"
+
+
+def add_minimum_session(distribution: Distribution, pin: str) -> None:
+    """Register the session that tests one distribution with the oldest framework."""
 
     def run(session: nox.Session) -> None:
         names = {distribution.name, *distribution.tested_with}
         needed = [each.folder for each in DISTRIBUTIONS if each.name in names]
-        project = nox.project.load_toml(f"{distribution.folder}/pyproject.toml")
-        (wanted,) = [each for each in project["project"]["dependencies"] if framework in each]
-        oldest = wanted.partition(">=")[2].partition(",")[0]
-        # Without the development pin. Elsewhere than on Linux with CPU wheels this is a CUDA build.
-        pin = f"{framework}=={oldest}.0"
+        # Without the development pin, whose torch is a CPU build: the index has CUDA builds, 7 GB.
         session.install(pin, *needed, *group("test", distribution.folder))
         run_tests(session, distribution)
 
-    run.__doc__ = f"Test {distribution.name} with the oldest {framework} that it accepts."
+    run.__doc__ = f"Test {distribution.name} with {pin}, the oldest that it accepts."
     nox.session(name=f"minimum-{distribution.name}", default=False)(run)
 
 
-add_minimum_session(next(each for each in DISTRIBUTIONS if each.name == "swap-torch"), "torch")
-add_minimum_session(
-    next(each for each in DISTRIBUTIONS if each.name == "swap-mindspore"), "mindspore"
-)
+for each in DISTRIBUTIONS:
+    if each.name == "swap-torch":
+        add_minimum_session(each, oldest("torch", each.name))
+    elif each.name in NEEDS_MINDSPORE:
+        add_minimum_session(each, oldest("mindspore", "swap-mindspore"))
 
 
 @nox.session

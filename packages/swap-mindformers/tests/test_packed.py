@@ -182,6 +182,14 @@ def test_the_layout_is_made_anew_when_other_parameters_are_updated(kit, latest, 
     assert pair.swapped.swap_report().ledger.plans_built == 3
 
 
+def test_an_update_of_no_parameter_counts(kit, latest) -> None:
+    pair = kit.make_twins(latest)
+    for optimizer in (pair.native, pair.swapped):
+        optimizer.optim_filter = (False,) * 6
+    pair.step(1)
+    assert pair.swapped.global_step.asnumpy()[0] == 1
+
+
 def test_no_host_memory_for_another_layout_changes_nothing(kit, latest) -> None:
     device = MindSporeRecordingDevice(HostDevice(poison=True))
     pair = kit.make_twins(latest, device=device)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,11 +105,21 @@ def test_another_adamw_of_the_same_name() -> None:
     class AdamW(nn.Optimizer):
         pass
 
+    AdamW.__qualname__ = "AdamW"  # as at the top of a module
     params = [Parameter(Tensor(np.zeros(3, np.float32)), name="w")]
-    refuse(AdamW(0.1, params), UnsupportedOptimizerError, "mindformers.pynative.optimizer.adamw")
+    words = "is a .*AdamW, which is not supported.*mindformers.pynative.optimizer.adamw"
+    refuse(AdamW(0.1, params), UnsupportedOptimizerError, words)
 
 
-@pytest.mark.parametrize("name", ["exp_avg_sq", "_is_low_precision_param", "one_minus_beta2"])
+NEEDED = (
+    *("_parameters", "fp32_params", "_is_low_precision_param", "exp_avg", "exp_avg_sq"),
+    *("optim_filter", "max_exp_avg_sq", "fused_adamw_opt", "enable_fused_opt", "amsgrad"),
+    *("enable_cpu_offload", "maximize", "beta1", "beta2", "eps", "beta1_value", "beta2_value"),
+    *("eps_value", "one_minus_beta2", "global_step", "is_group", "is_group_lr"),
+)
+
+
+@pytest.mark.parametrize("name", NEEDED)
 def test_a_release_without_an_attribute(kit, latest, name) -> None:
     optimizer = kit.make_adamw(latest)
     delattr(optimizer, name)
@@ -116,18 +127,53 @@ def test_a_release_without_an_attribute(kit, latest, name) -> None:
     refuse(optimizer, UnsupportedOptimizerError, words)
 
 
-def test_a_release_with_other_functions(kit, latest, monkeypatch) -> None:
+@pytest.mark.parametrize("name", ["_increase_global_step", "reload_main_params_from_model"])
+def test_a_release_without_a_method(kit, latest, monkeypatch, name) -> None:
     optimizer = kit.make_adamw(latest)
-    monkeypatch.setattr(latest, "_run_adamw_opt", lambda param, grad: None)
-    refuse(optimizer, UnsupportedOptimizerError, r"'_run_adamw_opt' takes \(param, grad\) and not")
-    monkeypatch.delattr(latest, "SkipDTensorDispatch")
-    refuse(optimizer, UnsupportedOptimizerError, "its module has no 'SkipDTensorDispatch'")
+    (owner,) = [base for base in latest.AdamW.__mro__ if name in vars(base)]
+    monkeypatch.delattr(owner, name)
+    refuse(optimizer, UnsupportedOptimizerError, f"the optimizer has no '{name}'")
 
 
-def test_a_release_whose_states_are_not_one_for_each_parameter(kit, latest) -> None:
+@pytest.mark.parametrize(
+    ("name", "other", "found"),
+    [
+        ("_run_adamw_opt", lambda param, grad: None, "param, grad"),
+        ("inplace_copy", lambda src, dst: None, "src, dst"),  # as many, in another order
+        ("_run_fused_adamw_opt", lambda *given: None, "given"),
+    ],
+)
+def test_a_release_with_other_functions(kit, latest, monkeypatch, name, other, found) -> None:
     optimizer = kit.make_adamw(latest)
-    optimizer.optim_filter = (True,) * 5
-    refuse(optimizer, UnsupportedOptimizerError, "'optim_filter' has 5 entries for 6 parameters")
+    monkeypatch.setattr(latest, name, other)
+    words = rf"'{name}' takes \({found}\) and not \("
+    refuse(optimizer, UnsupportedOptimizerError, words)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["_run_adamw_opt", "_run_fused_adamw_opt", "inplace_copy", "op_cast", "SkipDTensorDispatch"],
+)
+def test_a_release_without_a_function(kit, latest, monkeypatch, name) -> None:
+    optimizer = kit.make_adamw(latest)
+    monkeypatch.delattr(latest, name)
+    refuse(optimizer, UnsupportedOptimizerError, f"its module has no '{name}'")
+
+
+def test_all_that_is_missing_is_named_at_once(kit, latest, monkeypatch) -> None:
+    optimizer = kit.make_adamw(latest)
+    del optimizer.exp_avg, optimizer.eps
+    monkeypatch.delattr(latest, "op_cast")
+    words = "no 'exp_avg'; the optimizer has no 'eps'; its module has no 'op_cast'"
+    refuse(optimizer, UnsupportedOptimizerError, words)
+
+
+@pytest.mark.parametrize("count", [5, 7])
+def test_a_release_whose_states_are_not_one_for_each_parameter(kit, latest, count) -> None:
+    optimizer = kit.make_adamw(latest)
+    optimizer.optim_filter = (True,) * count
+    words = f"'optim_filter' has {count} entries for 6 parameters"
+    refuse(optimizer, UnsupportedOptimizerError, words)
 
 
 def test_the_version_that_is_installed_is_named(kit, latest, monkeypatch) -> None:
@@ -137,6 +183,18 @@ def test_the_version_that_is_installed_is_named(kit, latest, monkeypatch) -> Non
     optimizer = kit.make_adamw(latest)
     delattr(optimizer, "exp_avg")
     refuse(optimizer, UnsupportedOptimizerError, r"\(MindFormers 9\.9\.9\) is not built as")
+
+
+def test_a_version_that_nobody_knows(kit, latest, monkeypatch) -> None:
+    from swap_mindformers import structure
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(structure, "version", missing)
+    optimizer = kit.make_adamw(latest)
+    delattr(optimizer, "exp_avg")
+    refuse(optimizer, UnsupportedOptimizerError, r"\(MindFormers of unknown version\) is not built")
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,63 @@ def test_the_local_shard_is_updated_and_watched(kit, latest, monkeypatch, packed
         optimizer(given)  # whose samples meet it
 
 
+def test_a_shard_that_is_replaced_is_watched(kit, latest, monkeypatch) -> None:
+    """By its own address: a DTensor's is another."""
+    compat = sys.modules["mindformers.pynative.dtensor_compat"]
+    monkeypatch.setattr(compat, "DTensor", DTensor)
+    optimizer: Any = kit.make_adamw(latest, lambda params: list(map(sharded, params)))
+    swap_optimizer(optimizer, SwapOptimizerConfig(min_numel=0), device=HostDevice(poison=True))
+    given = kit.gradients(kit.parameters(), 0)
+    optimizer(given)
+    param = optimizer.parameters[0]
+    values = param._local_tensor.float().asnumpy().copy()
+    values[-1, -1] += 1.0  # which no sample of the next update meets
+    param._local_tensor = Tensor(values).astype(param.dtype)
+    with pytest.warns(RuntimeWarning, match=r"^1 model parameters \(layer0"):
+        optimizer(given)
+
+
+@pytest.mark.parametrize("masters", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+def test_all_that_is_computed_is_computed_on_shards(
+    kit, latest, monkeypatch, masters, fused
+) -> None:
+    """Inside SkipDTensorDispatch, as natively."""
+    optimizer: Any = kit.make_adamw(latest, enable_fused_opt=fused)
+    config = SwapOptimizerConfig(min_numel=0, include_master_params=masters)
+    swap_optimizer(optimizer, config, device=HostDevice(poison=True))
+    depth = [0]
+
+    class Skip:
+        def __enter__(self) -> None:
+            depth[0] += 1
+
+        def __exit__(self, *given: object) -> None:
+            depth[0] -= 1
+
+    found = []
+
+    def watch(name: str) -> None:
+        native = getattr(latest, name)
+
+        def watched(*given: Any) -> Any:
+            found.append((name, depth[0]))
+            return native(*given)
+
+        monkeypatch.setattr(latest, name, watched)
+
+    monkeypatch.setattr(latest, "SkipDTensorDispatch", Skip)
+    update = "_run_fused_adamw_opt" if fused else "_run_adamw_opt"
+    watch(update)
+    watch("inplace_copy")
+    optimizer(kit.gradients(optimizer.parameters, 0))
+    assert {depth for _, depth in found} == {1}
+    names = [name for name, _ in found]
+    assert names.count(update) == 6
+    assert names.count("inplace_copy") >= 6  # the parameters, from their masters
+    assert depth == [0]
+
+
 def test_a_gradient_of_the_global_shape_is_refused(kit, latest) -> None:
     optimizer: Any = kit.make_adamw(latest, lambda params: list(map(sharded, params)))
     swap_optimizer(optimizer, SwapOptimizerConfig(min_numel=0), device=HostDevice(poison=True))

@@ -244,8 +244,9 @@ def test_packed_is_ordered_with_one_copy_each_way_per_batch(
     arenas = {id(batch.memory): batch.memory for batch in engine._plan.lane.batches}.values()
     assert len(arenas) == min(2, swap_times)
     for arena in arenas:
-        storages = [view.untyped_storage().nbytes() for view in arena.views]
-        assert storages == [0] * len(arena.views)
+        assert arena._bytes.untyped_storage().nbytes() == 0
+        # By address: MindSpore 2.8 goes on telling the former size of a view.
+        assert [view.untyped_storage().data_ptr() for view in arena.views] == [0] * len(arena.views)
 
 
 def test_every_wait_of_packed_is_necessary(kit, runtime, monkeypatch) -> None:

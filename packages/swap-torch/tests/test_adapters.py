@@ -13,7 +13,7 @@ import torch
 from torch import optim
 from torch.optim import Optimizer
 
-from swap_testkit.torch.laws import LAWS, Subject, check_law
+from swap_testkit.torch.laws import LAWS, LawBrokenError, Subject, check_law
 from swap_torch import SwapOptimizerConfig
 from swap_torch.finding import find_torch_adapter
 
@@ -55,10 +55,27 @@ SUBJECTS = {
 }
 
 
+def adagrad_takes_groups_later() -> bool:
+    """Whether it makes states for groups that are added; torch 2.10 does not (its issue 53712)."""
+    first, late = (torch.ones(1, requires_grad=True) for _ in range(2))
+    optimizer = optim.Adagrad([first])
+    optimizer.add_param_group({"params": [late]})
+    late.grad = torch.ones(1)
+    try:
+        optimizer.step()
+    except KeyError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_law(name: str, law: str) -> None:
-    check_law(law, SUBJECTS[name])
+    if law == "groups" and name.startswith("Adagrad") and not adagrad_takes_groups_later():
+        with pytest.raises(LawBrokenError, match=r"KeyError\('sum'\)"):  # as natively
+            check_law(law, SUBJECTS[name])
+    else:
+        check_law(law, SUBJECTS[name])
 
 
 def test_every_installed_adapter_has_a_subject() -> None:

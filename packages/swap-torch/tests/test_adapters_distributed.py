@@ -40,6 +40,7 @@ FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 QUIET = [
     "While redistributing from",
     "FSDP2-wrapped module .* returned a view",
+    "TypedStorage is deprecated",  # torch 2.10, of its own writer
     "swap_optimizer: none of the 12 states of this torch.optim.Muon can swap",
 ]
 
