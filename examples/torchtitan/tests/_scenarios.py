@@ -55,6 +55,7 @@ SCENARIOS = (
         swap_arguments=(f"{_SWAP}-zigzag", f"{_SWAP}-device-budget", "0.3"),
     ),
     Scenario("a third party's container", config="llama3_other"),
+    Scenario("Muon and AdamW", config="llama3_muon"),
     Scenario("asynchronous checkpoints", arguments=(_ASYNC, "async")),
     Scenario(
         "asynchronous checkpoints, pinned",
@@ -65,6 +66,7 @@ SCENARIOS = (
     Scenario("FSDP2, full_dtensor", 2, arguments=_spmd("full_dtensor"), needs=(2, 14)),
     Scenario("FSDP2, spmd_types", 2, arguments=_spmd("spmd_types"), needs=(2, 14)),
     Scenario("FSDP2, asynchronous checkpoints", 2, arguments=(*_PARTIAL, _ASYNC, "async")),
+    Scenario("FSDP2, Muon and AdamW", 2, config="llama3_muon", arguments=_PARTIAL),
     Scenario("tensor parallel", 2, arguments=_degree("tensor"), needs=(2, 14)),
     Scenario(
         "pipeline, 1F1B",

@@ -9,6 +9,7 @@ with an accelerator, ``torchrun -m torchtitan.train`` needs none of this.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 import types
@@ -103,6 +104,8 @@ def main() -> None:
         # whether meshes are the same object.
         debug._clear_sharding_prop_cache()
         train()
+        # torchtitan switches Python's collector off, and models are in cycles.
+        gc.collect()
 
 
 if __name__ == "__main__":

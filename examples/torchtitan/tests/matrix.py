@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train every scenario on the torch that is installed, and record what came of it.
 
-``python matrix.py --record`` writes the table into docs/coverage.md. Exits with 1 if swapping
-changed or broke anything that torchtitan does by itself.
+``python matrix.py --record`` writes the table into docs/coverage.md; with ``--scenario``, some rows of
+it. Exits with 1 if swapping changed or broke anything that torchtitan does by itself.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 import tempfile
+from collections.abc import Iterator
 from datetime import date
 from importlib.metadata import version
 from itertools import groupby
@@ -25,6 +26,7 @@ from _check import Outcome, check
 from _scenarios import SCENARIOS, Scenario
 
 PAGE = Path(__file__).parents[3] / "docs" / "coverage.md"
+TABLE_HEAD = "| training | processes | native and swapped | run on |\n| --- | --- | --- | --- |"
 DEVICES = {"cpu": "CPU", "sim": "simulated accelerator", "cuda": "CUDA"}
 
 
@@ -40,27 +42,27 @@ def main() -> int:
     scenarios = [scenario for scenario in SCENARIOS if options.scenario in scenario.name]
     good = True
     for device in devices:
-        outcomes = run(device, scenarios)
-        text = page_part(device, scenarios, outcomes)
-        print(text)
+        cells = {s.name: f"not run: needs {missing(s, device)}" for s in scenarios}
+        for outcomes in run(device, scenarios):
+            cells |= {scenario.name: cell(outcome) for scenario, outcome in outcomes.items()}
+            good &= not any(each.differences or each.swapped_error for each in outcomes.values())
+            if options.record:
+                record(device, {scenario.name: cells[scenario.name] for scenario in outcomes})
         if options.record:
-            record(device, text)
-        good &= not any(each.differences or each.swapped_error for each in outcomes.values())
+            record(device, cells)
     return 0 if good else 1
 
 
-def run(device: str, scenarios: list[Scenario]) -> dict[Scenario, Outcome]:
-    """Run those that can be run here."""
+def run(device: str, scenarios: list[Scenario]) -> Iterator[dict[Scenario, Outcome]]:
+    """Run those that can be run here, those of one number of processes after the other."""
     there = [scenario for scenario in scenarios if missing(scenario, device) is None]
-    outcomes: dict[Scenario, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="torchtitan-matrix-") as name:
         assets = make_assets(Path(name, "assets"))
         for nproc, group in groupby(sorted(there, key=processes), key=processes):
             found = check(list(group), device, assets, Path(name, str(nproc)))
             for scenario, outcome in found.items():
                 print(f"{device}: {scenario.name}: {cell(outcome)}", flush=True)
-            outcomes |= found
-    return outcomes
+            yield found
 
 
 def missing(scenario: Scenario, device: str) -> str | None:
@@ -95,20 +97,11 @@ def first_line(error: str) -> str:
     return line.replace("|", "/")[:200]
 
 
-def page_part(device: str, scenarios: list[Scenario], outcomes: dict[Scenario, Outcome]) -> str:
-    """The table of one device, and on what it was made."""
+def about(device: str) -> str:
+    """On what the table of a device is made."""
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "torchtitan"))
     machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}"
-    about = f"{DEVICES[device]}: {date.today().isoformat()}, {versions}, {machine}, {gpus()}."
-    rows = [["training", "processes", "native and swapped"], ["---"] * 3]
-    for scenario in scenarios:
-        # The name says the device, since the first cells of this page's tables are all different.
-        name = f"{scenario.name} ({device})"
-        needs = missing(scenario, device)
-        result = f"not run: needs {needs}" if needs else cell(outcomes[scenario])
-        rows.append([name, str(scenario.nproc), result])
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{about}\n\n{table}\n"
+    return f"{DEVICES[device]}: {versions}, {machine}, {gpus()}."
 
 
 def gpus() -> str:
@@ -117,14 +110,32 @@ def gpus() -> str:
     return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
 
 
-def record(device: str, text: str) -> None:
-    """Replace what the page has for this device."""
+def record(device: str, cells: dict[str, str]) -> None:
+    """Replace the rows of these scenarios in the page, and keep the others if they fit."""
     begin, end = (f"<!-- matrix.py, {device}: {word} -->\n" for word in ("begin", "end"))
     before, found, rest = PAGE.read_text().partition(begin)
-    _, closed, after = rest.partition(end)
+    there, closed, after = rest.partition(end)
     if not (found and closed):
         raise SystemExit(f"{PAGE} has no lines {begin!r} and {end!r}")
-    PAGE.write_text(f"{before}{begin}\n{text}\n{end}{after}")
+    head = about(device)
+    # Rows of other versions or of another machine would be under the wrong heading.
+    rows = rows_of(there) if head in there.splitlines() else {}
+    today = date.today().isoformat()
+    for scenario in SCENARIOS:
+        if scenario.name in cells:
+            # The name says the device, since the first cells of this page's tables all differ.
+            row = [f"{scenario.name} ({device})", str(scenario.nproc), cells[scenario.name], today]
+            rows[row[0]] = f"| {' | '.join(row)} |"
+    names = [f"{scenario.name} ({device})" for scenario in SCENARIOS]
+    table = [TABLE_HEAD, *(rows[name] for name in names if name in rows)]
+    text = f"{head}\n\n" + "\n".join(table)
+    PAGE.write_text(f"{before}{begin}\n{text}\n\n{end}{after}")
+
+
+def rows_of(text: str) -> dict[str, str]:
+    """The rows of a table that :func:`record` wrote, by their first cell."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines[2:]}
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import muon_llama3
 import swapped_llama3
 from _trace import trace_of
 from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
@@ -67,6 +68,14 @@ def llama3_other():
     return config
 
 
+def llama3_muon():
+    config = portable(muon_llama3.debugmodel())
+    (muon,) = (each for each in config.optimizer.param_groups if each.optimizer_name == "Muon")
+    # Its bfloat16 products take seconds on a CPU: one matrix of each layer, and few iterations.
+    muon.pattern, muon.optimizer_kwargs["ns_steps"] = "attention.wo", 2
+    return config
+
+
 def deepseek_v3():
     return portable(deepseek_v3_debugmodel())
 
@@ -77,6 +86,8 @@ def portable(config):
     config.hf_assets_path = str(assets / "tokenizer")
     config.dataloader.dataset_path = str(assets / "data")
     _replace_parts(config.model_spec)
+    # Four stages of a pipeline, and all kinds of layers: deepseek's first has no experts.
+    del config.model_spec.model.layers[4:]
     training = config.training
     training.local_batch_size, training.seq_len, training.steps = 2, 16, 6
     training.disable_cuda_graphs, training.mixed_precision_param = True, "float32"

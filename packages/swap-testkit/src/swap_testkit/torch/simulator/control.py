@@ -119,10 +119,16 @@ def _start(name: str, devices: int) -> None:
     torch.ops.swap_simulator.start(devices)
     torch._register_device_module(name, device_module)  # type: ignore[no-untyped-call]  # torch
     generate_methods_for_privateuse1_backend(for_storage=True)
-    atexit.register(torch.ops.swap_simulator.stop)
+    atexit.register(_stop)
     device_module._note_process()
     torch.empty(0, device=name)  # torch's own initialisation, which it puts off until then
     _enabled = wanted
+
+
+def _stop() -> None:
+    """Let the process end cleanly, with its queues empty and its threads joined."""
+    if not device_module._is_in_bad_fork():  # which has the queues, and none of the threads
+        torch.ops.swap_simulator.stop()
 
 
 def _refuse_second_backend(name: str) -> None:

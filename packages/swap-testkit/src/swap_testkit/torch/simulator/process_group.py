@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cache
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from swap_testkit.torch.simulator import device_module
 from swap_testkit.torch.simulator.control import enabled_name
 from swap_testkit.torch.simulator.work import Result, SimulatedWork, Works
 
@@ -57,8 +59,18 @@ def _make_group(store: Store, rank: int, size: int, timeout: timedelta) -> Simul
     return SimulatedGroup(store, rank, size, timeout)
 
 
+@cache
+def _gloo_device() -> Gloo:
+    """What all groups of this process listen on, with one thread; gloo makes one for each."""
+    return dist.ProcessGroupGloo.create_default_device()
+
+
 def _gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Gloo:
-    return dist.ProcessGroupGloo(store, rank, size, timeout)
+    options = dist.ProcessGroupGloo._Options()
+    options._devices, options._timeout = [_gloo_device()], timeout
+    # Whoever asks for a collective waits for it, so a second thread would have nothing to do.
+    options._threads = 1
+    return dist.ProcessGroupGloo(store, rank, size, options)
 
 
 def _let_go_of_gloo() -> None:
@@ -66,8 +78,11 @@ def _let_go_of_gloo() -> None:
 
     One that drops a tensor of Python later takes the lock of a dying interpreter, which aborts.
     """
-    for group in _groups:
-        group.close()
+    if device_module._is_in_bad_fork():  # which has the groups, and none of the threads
+        return
+    for group in list(_groups):
+        group.shutdown()
+    _gloo_device.cache_clear()
 
 
 class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
@@ -84,8 +99,12 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
         self._rank, self._size = rank, size
         _groups.add(self)
 
-    def close(self) -> None:
-        """Let go of gloo."""
+    def shutdown(self) -> None:
+        """End the threads of gloo. ``destroy_process_group`` calls it.
+
+        Without it they would live until Python's garbage collector finds the group, which device
+        meshes refer to in cycles, and which trainers switch off.
+        """
         self._gloo = self._cpu_gloo = None
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name

@@ -18,9 +18,9 @@ namespace {
 
 std::atomic<ScheduleKind> the_kind{ScheduleKind::kEarliest};
 std::mt19937_64 the_random; // guarded by running()
-bool stopping = false; // guarded by book()
 thread_local int tasks_on_this_thread = 0;
 
+// Guarded by book().
 std::vector<std::thread>& workers() {
   static auto* instance = new std::vector<std::thread>();
   return *instance;
@@ -118,16 +118,14 @@ bool run_any() {
   return true;
 }
 
+// Run the tasks of a stream while the schedule is that of threads.
 void work(Stream* stream) {
   Lock lock(book());
-  auto ready = [&] {
-    return stopping ||
-        (the_kind == ScheduleKind::kThreads && head_can_run(lock, stream));
-  };
-  for (;;) {
-    book_changed().wait(lock, ready);
-    if (stopping) {
-      return;
+  while (the_kind == ScheduleKind::kThreads) {
+    if (!head_can_run(lock, stream)) {
+      auto* awaited = stream->tasks.empty() ? stream : stream->tasks.front().after.stream;
+      awaited->changed.wait(lock);
+      continue;
     }
     Task task = std::move(stream->tasks.front());
     stream->tasks.pop_front();
@@ -136,7 +134,24 @@ void work(Stream* stream) {
     task = Task(); // before it counts as done: it may hold host memory
     lock.lock();
     ++stream->done;
-    book_changed().notify_all();
+    stream->changed.notify_all();
+  }
+  stream->has_worker = false;
+}
+
+// After the schedule is another one.
+void end_workers() {
+  std::vector<std::thread> ending;
+  {
+    Lock lock(book());
+    std::swap(ending, workers());
+    for (auto* stream : all_streams(lock)) {
+      stream->changed.notify_all();
+    }
+  }
+  WithoutGil without_gil; // what a worker destroys may need it
+  for (auto& worker : ending) {
+    worker.join();
   }
 }
 
@@ -168,7 +183,13 @@ ScheduleKind schedule_kind() {
 void set_schedule(ScheduleKind kind, uint64_t seed) {
   run_everything();
   Running running;
-  the_kind = kind;
+  {
+    Lock lock(book());
+    the_kind = kind;
+  }
+  if (kind != ScheduleKind::kThreads) {
+    end_workers();
+  }
   the_random.seed(seed);
 }
 
@@ -180,7 +201,7 @@ Position push(const Lock&, Stream* stream, Task task) {
       stream->has_worker = true;
       workers().emplace_back(work, stream);
     }
-    book_changed().notify_all();
+    stream->changed.notify_all();
   }
   return {stream, stream->queued};
 }
@@ -219,7 +240,7 @@ void run_until(Position position) {
   if (schedule_kind() == ScheduleKind::kThreads) {
     WithoutGil without_gil;
     Lock lock(book());
-    book_changed().wait(lock, [&] { return reached(lock, position); });
+    position.stream->changed.wait(lock, [&] { return reached(lock, position); });
     return;
   }
   Running running;
@@ -259,20 +280,6 @@ void run_everything() {
   }
 }
 
-void stop() {
-  set_schedule(ScheduleKind::kEarliest, 0);
-  {
-    Lock lock(book());
-    stopping = true;
-    book_changed().notify_all();
-  }
-  WithoutGil without_gil;
-  for (auto& worker : workers()) {
-    worker.join();
-  }
-  workers().clear();
-}
-
 // The link.
 
 namespace {
@@ -306,6 +313,14 @@ void transfer_over_link(bool to_device, double bytes) {
     std::lock_guard<std::mutex> one_at_a_time(link.busy);
     std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
   }
+}
+
+void stop() {
+  for (bool to_device : {true, false}) {
+    link_of(to_device).bytes_per_second = 0;
+  }
+  link_latency = 0;
+  set_schedule(ScheduleKind::kEarliest, 0);
 }
 
 } // namespace swap_simulator

@@ -7,14 +7,14 @@
 namespace swap_simulator {
 
 enum class ScheduleKind : int64_t {
-  kThreads = 0, // a thread for each stream
+  kThreads = 0, // a thread for each stream that is used, from its first task on
   kEarliest = 1, // at once
   kLatest = 2, // when somebody waits for it
   kSideFirst = 3, // default streams as late as possible, others at once
   kRandom = 4, // in an order drawn from a seed, of those that are legal
 };
 
-// Runs everything that is queued first.
+// Runs everything that is queued first. The threads end with the schedule that they are for.
 void set_schedule(ScheduleKind kind, uint64_t seed);
 ScheduleKind schedule_kind();
 
@@ -30,7 +30,7 @@ bool poll(Position position);
 
 Position end_of(Stream* stream);
 void run_everything();
-// Run what is queued and end all threads, for good: what is queued later runs at once.
+// The process ends: run what is queued, with no regard to the link. What is queued later runs at once.
 void stop();
 
 // Whether this thread is running a task, or an operation in the place of one.

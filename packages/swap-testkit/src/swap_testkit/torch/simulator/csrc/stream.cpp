@@ -67,11 +67,6 @@ std::mutex& book() {
   return *instance;
 }
 
-std::condition_variable& book_changed() {
-  static auto* instance = new std::condition_variable();
-  return *instance;
-}
-
 void set_device_count(int64_t count) {
   Lock lock(book());
   TORCH_CHECK(devices().empty(), "simulator: the number of devices is set once");

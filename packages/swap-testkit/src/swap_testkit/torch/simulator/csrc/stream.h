@@ -43,6 +43,7 @@ struct Stream {
   uint64_t done = 0;
   Clock clock; // what has happened before the next task
   bool has_worker = false; // a thread runs it (schedule "threads")
+  std::condition_variable changed; // a task was queued or has run
 
   Tick tick() const {
     return clock.of(index);
@@ -54,7 +55,6 @@ struct Stream {
 // or is destroyed, since either may need Python's lock.
 using Lock = std::unique_lock<std::mutex>;
 std::mutex& book();
-std::condition_variable& book_changed();
 
 void set_device_count(int64_t count);
 c10::DeviceIndex device_count();
