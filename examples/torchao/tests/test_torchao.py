@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torchao.optim
-from _sharded import train_sharded
+from _sharded import save_and_load_sharded, train_sharded
 
 from swap_core import UnsupportedOptimizerError, align
 from swap_testkit.torch import CpuAsDevice, assert_same_bits, launch
@@ -146,6 +147,18 @@ def copy_of(state_dict: dict[str, Any]) -> list[bytes]:
     ]
 
 
+@pytest.mark.usefixtures("uncompiled")
+def test_states_of_float32_parameters_are_loaded_for_bfloat16() -> None:
+    source = swapped(make("AdamW8bit"))
+    train([source], 2)
+    native, ours = (make("AdamW8bit", dtype=torch.bfloat16) for _ in range(2))
+    swapped(ours)
+    for optimizer in (native, ours):
+        optimizer.load_state_dict(source.state_dict())
+    assert_same_bits(native, ours)
+    train([native, ours], 2)
+
+
 @pytest.mark.parametrize("make_it", ["native", "swapped"])
 @pytest.mark.usefixtures("uncompiled")
 def test_what_torchao_cannot_do_it_cannot_swapped(make_it: str) -> None:
@@ -164,6 +177,10 @@ def test_what_torchao_cannot_do_it_cannot_swapped(make_it: str) -> None:
 
 def test_sharded_by_fsdp2_with_shards_that_are_quantized_in_one_process_only() -> None:
     launch(train_sharded, nproc=2)
+
+
+def test_checkpoints_of_sharded_states_load_each_into_each(tmp_path: Path) -> None:
+    launch(save_and_load_sharded, str(tmp_path), nproc=2)
 
 
 def test_the_optimizer_for_quantized_parameters_is_refused() -> None:

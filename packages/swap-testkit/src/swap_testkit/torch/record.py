@@ -19,7 +19,7 @@ from swap_testkit.torch.cpu_device import CpuAsDevice
 from swap_testkit.torch.trainer import Trainer
 from swap_torch import TorchSwapOptimizer, swap_optimizer
 from swap_torch.device import AnyTorchDevice
-from swap_torch.forms import is_wrapper
+from swap_torch.forms import is_wrapper, memories_of
 from swap_torch.sharding import local_of
 
 __all__ = ["Wrap", "array_of", "record_run", "wrapper"]
@@ -143,4 +143,5 @@ def _memory(trainer: Trainer) -> Memory:
 def _state_bytes(states: dict[str, object]) -> int:
     """Bytes of a parameter's states but the counter, which is on the CPU."""
     tensors = [local_of(state) for state in states.values() if isinstance(state, torch.Tensor)]
-    return sum(t.untyped_storage().nbytes() for t in tensors if t.dim() > 0)
+    memories = [memory for t in tensors if t.dim() > 0 for memory in memories_of(t)]
+    return sum(memory.untyped_storage().nbytes() for memory in memories)
