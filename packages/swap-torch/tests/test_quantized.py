@@ -46,12 +46,14 @@ class Coded(torch.Tensor):
         kwargs = dict(kwargs or {})
         if func not in (aten.detach.default, aten.clone.default, aten._to_copy.default):
             raise NotImplementedError(f"{func} of a Coded")
-        dtype = kwargs.pop("dtype", args[0].dtype)  # only what it says that it is
+        if func is aten._to_copy.default:  # as torchao: says another dtype, and need not copy
+            inner = [memory.to(kwargs.get("device")) for memory in (args[0].codes, args[0].scale)]
+            return cls(*inner, kwargs.get("dtype", args[0].dtype))
         codes, scale = (
             func(*tree_map_only(cls, lambda each, of=name: getattr(each, of), args), **kwargs)
             for name in ("codes", "scale")
         )
-        return cls(codes, scale, dtype)
+        return cls(codes, scale, args[0].dtype)
 
     @classmethod
     def zeros(cls, shape: Any, dtype: Any, device: Any) -> Coded:
