@@ -249,7 +249,7 @@ def downstream(session: nox.Session) -> None:
 
 @nox.session
 def integrations(session: nox.Session) -> None:
-    """Train with Accelerate, Transformers, Lightning, DCP and torchtitan, natively and swapped."""
+    """Train with Accelerate, Transformers, Lightning, DCP, torchtitan, torchao: native, swapped."""
     install(session, group("integrations"), TORCH_DISTRIBUTIONS)
     if session.posargs:
         session.run("pytest", *session.posargs)
@@ -257,6 +257,7 @@ def integrations(session: nox.Session) -> None:
     # Each in a process of its own: trainers change torch's classes when they are imported.
     session.run("pytest", "examples/trainers/tests")
     session.run("pytest", "examples/torchtitan/tests")
+    session.run("pytest", "examples/torchao/tests")
 
 
 @nox.session(default=False)

@@ -246,9 +246,9 @@ def test_lbfgs_is_refused_with_the_reason() -> None:
         swap_optimizer(optim.LBFGS(parameters()))
 
 
-def test_torchao_is_refused_with_the_reason() -> None:
-    kind = type("AdamW8bit", (optim.SGD,), {"__module__": "torchao.optim.adam", "step": Odd.step})
-    with pytest.raises(UnsupportedOptimizerError, match="torchao keeps these states quantized"):
+def test_torchao_for_quantized_parameters_is_refused_with_the_reason() -> None:
+    kind = type("_AdamW", (optim.SGD,), {"__module__": "torchao.optim.adam", "step": Odd.step})
+    with pytest.raises(UnsupportedOptimizerError, match="It is for quantized parameters"):
         swap_optimizer(kind(parameters()))
 
 

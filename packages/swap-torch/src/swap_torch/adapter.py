@@ -111,6 +111,10 @@ class TorchSwapAdapter(OptimizerSwapAdapter[torch.Tensor, TorchStep, UpdateCall]
     steps_itself: ClassVar[bool] = False
     """Whether the optimizer's own ``step`` runs on each batch: then it makes its states itself, on
     parameters as they are (DTensors too), in the same order in every process."""
+    wrapper_states: ClassVar[frozenset[str]] = frozenset()
+    """Tensor subclasses that states may be, by qualified name: each is a traceable wrapper, whose
+    values are all in the plain tensors that its ``__tensor_flatten__`` names. They move together;
+    states of other subclasses stay."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = ref(optimizer)

@@ -36,8 +36,9 @@ def swap_optimizer(
 
     Args:
         optimizer: Any optimizer of ``torch.optim`` that updates each parameter by itself (all but
-            ``LBFGS`` and ``SparseAdam``), HyperParallel's ``AdamW``, or one for which an adapter is
-            installed or given. It is changed in place: the same object, of a subclass of its class.
+            ``LBFGS`` and ``SparseAdam``), HyperParallel's ``AdamW``, torchao's with quantized
+            states, or one for which an adapter is installed or given. It is changed in place: the
+            same object, of a subclass of its class.
         config: How to swap; None: ``SwapOptimizerConfig()``.
         device: An explicit device, for tests and special memory; used for parameters on its
             ``torch_device``. None: the accelerator of each parameter.

@@ -9,8 +9,9 @@ import torch
 
 from swap_core import StayReason, SwapOptimizerConfig
 from swap_torch.device import AnyTorchDevice, accelerator_device
+from swap_torch.forms import memories_of
 
-__all__ = ["Eligibility", "is_dense"]
+__all__ = ["Eligibility", "is_dense", "qualified_name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +21,12 @@ class Eligibility:
     Args:
         config: Selects keys and sizes.
         device: Used for tensors on its ``torch_device``; None: each accelerator's own.
+        wrappers: Wrapper subclasses that states may be, by qualified name.
     """
 
     config: SwapOptimizerConfig
     device: AnyTorchDevice | None
+    wrappers: frozenset[str] = frozenset()
 
     def device_of(self, param: torch.Tensor) -> AnyTorchDevice | None:
         """The device that swaps the states of ``param`` (a local tensor); None if none does."""
@@ -48,7 +51,9 @@ class Eligibility:
         keys = self.config.state_keys
         if keys is not None and key not in keys:
             return StayReason.NOT_SELECTED
-        if not _is_plain(state):
+        memories = memories_of(state)
+        wrapped = qualified_name(type(state)) in self.wrappers
+        if not (wrapped or _is_plain(state)) or not all(map(_is_plain, memories)):
             return StayReason.NOT_PLAIN
         if not state.dtype.is_floating_point:
             return StayReason.NOT_FLOATING
@@ -56,14 +61,23 @@ class Eligibility:
             return StayReason.NOT_MATERIALISED
         if self.device_of(param) is None:
             return StayReason.ON_CPU
-        if state.layout is not torch.strided or (exists and not is_dense(state)):
+        if state.layout is not torch.strided or (exists and not all(map(is_dense, memories))):
             return StayReason.NOT_DENSE
         # An empty tensor has no bytes to move, whatever min_numel says.
         if state.numel() < max(1, self.config.min_numel):
             return StayReason.TOO_SMALL
-        if exists and state.untyped_storage().nbytes() != state.numel() * state.element_size():
+        if exists and not all(map(_owns_storage, memories)):
             return StayReason.SHARES_STORAGE
         return None
+
+
+def qualified_name(kind: type) -> str:
+    """Module and name of a class, by which it is known without being imported."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _owns_storage(tensor: torch.Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -70,7 +70,8 @@ class SwapEngine:
         self.ledger = Ledger()
         self._budget = Budget(config.device_budget)
         self._auto = AutoOffload() if config.offload == "auto" else None
-        self._table = StateTable(adapter, Eligibility(config, device), self.ledger, self._budget)
+        eligibility = Eligibility(config, device, adapter.wrapper_states)
+        self._table = StateTable(adapter, eligibility, self.ledger, self._budget)
         self._snapshots = Snapshots(self._table)
         self._phases = Phases(adapter, self._table, phase)
         self._planner = Planner(adapter, self._table, config, self.ledger)

@@ -20,14 +20,12 @@ _WHY_NOT = {
     "names; swapping would move whole states for them.",
     "torchao.optim.cpu_offload.CPUOffloadOptimizer": "It keeps states on the host itself, and "
     "updates them there; swap_optimizer takes the optimizer inside.",
+    "torchao.optim.adam._AdamW": "It is for quantized parameters, which swapping was not tried "
+    "with; for others take AdamW of torch.optim.",
     "torch.distributed.optim.zero_redundancy_optimizer.ZeroRedundancyOptimizer": "It shares its "
     "updates out among processes itself; use FSDP2, with an optimizer that swaps.",
 }
 """By qualified name, so that nothing is imported for it."""
-_WHY_NOT_MODULES = {
-    "torchao.optim": "torchao keeps these states quantized, in tensor subclasses; swapping moves "
-    "plain floating point states.",
-}
 
 
 def find_torch_adapter(optimizer: object) -> type[TorchSwapAdapter]:
@@ -58,9 +56,6 @@ def _why_not(optimizer: object) -> str:
         known = _WHY_NOT.get(f"{kind.__module__}.{kind.__qualname__}")
         if known is not None:
             return known
-        for module, why in _WHY_NOT_MODULES.items():
-            if f"{kind.__module__}.".startswith(f"{module}."):
-                return why
     inner = [f"{name} ({type(each).__qualname__})" for name, each in _inner_optimizers(optimizer)]
     if not inner:
         return ""

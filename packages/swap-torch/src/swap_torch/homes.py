@@ -12,6 +12,7 @@ import torch
 from swap_core import Ledger, SwapSlot
 from swap_torch.adapter import TorchSwapAdapter, TorchUnit, owner_name
 from swap_torch.device import AnyTorchDevice
+from swap_torch.forms import Form
 from swap_torch.host import HostPool
 from swap_torch.sharding import local_of
 from swap_torch.swapped import SwappedState
@@ -36,17 +37,9 @@ class Candidate:
         return self.unit.param, self.key
 
     @property
-    def stride(self) -> tuple[int, ...]:
-        """The strides it will have on the host, in elements."""
-        local = local_of(self.like)
-        # A new state is zeros_like(template): dense, dimensions in the template's order.
-        return local.stride() if self.exists else torch.empty_like(local, device="meta").stride()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its values."""
-        local = local_of(self.like)
-        return local.numel() * local.element_size()
+    def form(self) -> Form:
+        """How its values will lie on the host."""
+        return Form(local_of(self.like), exists=self.exists)
 
 
 Homes: TypeAlias = dict[tuple[torch.Tensor, str], SwappedState]
@@ -143,22 +136,23 @@ class HomeTable:
     def _allocate_on_device(self, units: list[list[Candidate]]) -> Homes:
         device = units[0][0].device
         pool = self._pools.setdefault(device.torch_device, HostPool(device, self._ledger))
-        spans = pool.reserve([[c.nbytes for c in candidates] for candidates in units])
+        forms = [[candidate.form for candidate in candidates] for candidates in units]
+        spans = pool.reserve([[form.nbytes for form in each] for each in forms])
         names = names_of(self._adapter.optimizer)
         homes: Homes = {}
-        for candidates, placed in zip(units, spans, strict=True):
-            for candidate, span in zip(candidates, placed, strict=True):
+        for candidates, shapes, placed in zip(units, forms, spans, strict=True):
+            for candidate, form, span in zip(candidates, shapes, placed, strict=True):
                 local = local_of(candidate.like)
                 slot = SwapSlot(
                     owner=names[candidate.unit.param],
                     key=candidate.key,
                     shape=tuple(local.shape),
                     dtype=dtype_name(local.dtype),
-                    nbytes=candidate.nbytes,
+                    nbytes=form.nbytes,
                     span=span,
                 )
-                raw = pool.bytes_at(span)[: candidate.nbytes]
-                homes[candidate.name] = SwappedState(slot, device, raw, local, candidate.stride)
+                raw = pool.bytes_at(span)[: form.nbytes]
+                homes[candidate.name] = SwappedState(slot, device, raw, form)
         return homes
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 
+from swap_torch.forms import copy_values, hollow
 from swap_torch.homes import Candidate, Homes
 from swap_torch.reading import LoadedEntries, LoadedState
 from swap_torch.sharding import local_of, wrap_like
@@ -86,7 +87,7 @@ class Loader:
             if candidate is None or not each.used:
                 continue
             home = self._table.homes.of(each.unit.param).get(each.key)
-            if home is not None and self._may_use(home, candidate, local_of(each.value)):
+            if home is not None and self._may_use(home, candidate, each.value):
                 homes[each.name] = home
             else:
                 lacking.append(candidate)
@@ -94,10 +95,10 @@ class Loader:
 
     @staticmethod
     def _may_use(home: SwappedState, candidate: Candidate, source: torch.Tensor) -> bool:
-        if not home.fits(candidate.like, candidate.stride, candidate.device):
+        if not home.fits(candidate.form, candidate.device):
             return False
         # A state dict that this optimizer made since its latest update has the very memory.
-        return not home.is_held or home.host.data_ptr() == source.data_ptr()
+        return not home.is_held or home.is_here(source)
 
     def _put_away(self, state: OptimizerState) -> _PutAway:
         """Keep what ``state`` has, except tensors over host memory.
@@ -110,7 +111,7 @@ class Loader:
             home = by_shown.get(id(value))
             if home is None or not isinstance(value, torch.Tensor):
                 return value
-            return _Husk(home, wrap_like(value, torch.empty(0), state_exists=True))
+            return _Husk(home, wrap_like(value, hollow(local_of(value)), state_exists=True))
 
         return [
             (param, {key: husk(value) for key, value in entry.items()})
@@ -149,9 +150,9 @@ def _shown(value: object, homes: Homes) -> object:
     """Copy what goes to host memory there; what ``optimizer.state`` shows of it."""
     if not isinstance(value, LoadedState):
         return value
-    home, source = homes[value.name], local_of(value.value)
-    if source.data_ptr() != home.host.data_ptr():
-        home.host.copy_(source)
+    home = homes[value.name]
+    if not home.is_here(value.value):
+        copy_values(home.host, local_of(value.value))
     return home.show(value.value, state_exists=True)
 
 

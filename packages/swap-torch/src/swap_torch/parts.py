@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from swap_torch.adapter import Kernel, TorchSwapAdapter, TorchUnit, UpdateCall
+from swap_torch.forms import Form, copy_values
 from swap_torch.sharding import is_sharded, largest_shard, local_of, wrap_like
 from swap_torch.states import OptimizerState, StateTable
 from swap_torch.swapped import SwappedState
@@ -39,17 +40,13 @@ class Place:
         """
         if not isinstance(made, torch.Tensor) or not self._holds(local_of(made)):
             return made
-        self.view.copy_(local_of(made))
+        copy_values(self.view, local_of(made))
         shown = self.home.shown
         return self.home.show(made, state_exists=True) if shown is None else shown
 
     def _holds(self, local: torch.Tensor) -> bool:
-        host = self.home.host
-        return (
-            local.layout is torch.strided
-            and (local.dtype, local.shape) == (host.dtype, host.shape)
-            and local.stride() == host.stride()
-        )
+        dense = local.layout is torch.strided
+        return dense and Form(local, exists=True) == self.home.form
 
 
 @dataclass(frozen=True, slots=True)

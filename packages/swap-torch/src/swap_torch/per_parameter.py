@@ -114,6 +114,11 @@ class PerParameterAdapter(TorchSwapAdapter):
     # Finding and checking.
 
     @classmethod
+    def classes(cls) -> tuple[type[Optimizer], ...]:
+        """``optimizer_class``; an adapter that imports none may find it in ``sys.modules``."""
+        return (cls.optimizer_class,)
+
+    @classmethod
     def supports(cls) -> str:
         """The class's name for messages."""
         kind = cls.optimizer_class
@@ -122,14 +127,14 @@ class PerParameterAdapter(TorchSwapAdapter):
 
     @classmethod
     def matches(cls, optimizer: object) -> bool:
-        """Objects of ``optimizer_class``, and of subclasses with the same step."""
-        return isinstance(optimizer, cls.optimizer_class) and steps_as(
-            optimizer, cls.optimizer_class
+        """Objects of the classes, and of subclasses with the same step."""
+        return any(
+            isinstance(optimizer, kind) and steps_as(optimizer, kind) for kind in cls.classes()
         )
 
     def validate(self, config: SwapOptimizerConfig) -> None:
         """Refuse a config or a parameter group that does not fit this optimizer."""
-        if not isinstance(self.optimizer, self.optimizer_class):
+        if not isinstance(self.optimizer, self.classes()):
             raise UnsupportedOptimizerError(
                 f"swap_optimizer: {type(self).__qualname__} is for {self.supports()}, and the "
                 f"optimizer is a {type(self.optimizer).__qualname__}."

@@ -17,6 +17,7 @@ import torch
 from swap_core import format_bytes
 from swap_torch.adapter import TorchSwapAdapter, TorchUnit
 from swap_torch.device import AnyTorchDevice
+from swap_torch.forms import copy_values
 from swap_torch.sharding import local_of, wrap_like
 from swap_torch.snapshot import host_copies
 from swap_torch.states import OptimizerState, StateTable
@@ -113,11 +114,9 @@ class Phases:
                 shown = home.shown
                 if shown is None or entry.get(key) is not shown:
                     continue
-                host, device = home.host, home.device
+                device = home.device
                 try:
-                    local = torch.empty_strided(
-                        host.shape, host.stride(), dtype=host.dtype, device=device.torch_device
-                    )
+                    local = home.form.empty_on(device.torch_device)
                 except device.out_of_memory as error:
                     raise torch.OutOfMemoryError(
                         f"{'reload()' if only is None else 'device_budget'}: no device memory for "
@@ -125,7 +124,7 @@ class Phases:
                         f"states that are to stay must fit on {device.torch_device} together; "
                         f"others are brought there batch by batch. Nothing was moved."
                     ) from error
-                local.copy_(host, non_blocking=True)
+                copy_values(local, home.host, non_blocking=True)
                 devices[device.torch_device] = device
                 loaded.append((entry, key, wrap_like(shown, local, state_exists=True)))
         for device in devices.values():

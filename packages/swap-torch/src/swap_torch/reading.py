@@ -12,6 +12,7 @@ import torch
 
 from swap_core import StateDictError, UnsupportedOptionError, UpdateUnit
 from swap_torch.adapter import TorchSwapAdapter, TorchUnit, owner_name
+from swap_torch.forms import copied_to, hollow
 from swap_torch.sharding import is_sharded, local_of, wrap_like
 
 __all__ = ["LoadedEntries", "LoadedState", "read_state_dict"]
@@ -40,8 +41,7 @@ class LoadedState:
     @property
     def like(self) -> torch.Tensor:
         """A local tensor without values: dtype, shape and strides that it will have."""
-        local = local_of(self.value)
-        return torch.empty_like(local, dtype=self._dtype, device="meta")
+        return hollow(local_of(self.value), self._dtype)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -52,10 +52,9 @@ class LoadedState:
 
     def where_it_stays(self) -> torch.Tensor:
         """A copy with native's dtype, on the device where native kernels want it."""
-        local = local_of(self.value).detach()
         on_device = self.group.get("fused") or not self.counter
         device = local_of(self.unit.param).device if on_device else torch.device("cpu")
-        copied = local.to(device=device, dtype=self._dtype, copy=True)
+        copied = copied_to(local_of(self.value), device, self._dtype)
         return wrap_like(self.value, copied, state_exists=True)
 
 

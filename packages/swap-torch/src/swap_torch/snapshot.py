@@ -20,6 +20,7 @@ from typing import Any, final
 
 import torch
 
+from swap_torch.forms import copied_to, copy_values
 from swap_torch.homes import Candidate, HomeTable
 from swap_torch.sharding import is_sharded, local_of, wrap_like
 from swap_torch.states import OptimizerState, StateTable
@@ -79,7 +80,7 @@ class Snapshots:
         moved = homes.allocate(moving)
         for candidate in moving:
             home = moved[candidate.name]
-            home.host.copy_(local_of(candidate.like))
+            copy_values(home.host, local_of(candidate.like))
             shown = home.show(candidate.like, state_exists=True)
             state[candidate.unit.param][candidate.key] = shown
         homes.settle(moved)
@@ -104,11 +105,12 @@ def host_copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     copies: dict[int, torch.Tensor] = {}
     counters: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for position, tensor in enumerate(tensors):
-        local = local_of(tensor).detach()
+        local = local_of(tensor)
         if local.dim() == 0 and local.device.type != "cpu" and not is_sharded(tensor):
             counters.setdefault((local.device, local.dtype), []).append(position)
         else:
-            copies[position] = wrap_like(tensor, local.to("cpu", copy=True), state_exists=True)
+            copied = copied_to(local, torch.device("cpu"))
+            copies[position] = wrap_like(tensor, copied, state_exists=True)
     for positions in counters.values():
         values = torch.stack([tensors[position].detach() for position in positions]).cpu()
         copies |= zip(positions, (value.clone() for value in values.unbind()), strict=True)

@@ -86,6 +86,16 @@ class Staging(ABC):
         view = torch.empty(0, dtype=dtype, device=self._device.torch_device)
         return view.set_(storage, offset // dtype.itemsize, shape, stride)
 
+    def _local(
+        self, storage: torch.UntypedStorage, offset: int, state: SwappedState
+    ) -> torch.Tensor:
+        """A state over the bytes of ``storage`` from ``offset``."""
+        views = [
+            self._view(storage, memory.dtype, offset + memory.offset, memory.shape, memory.stride)
+            for memory in state.form.memories
+        ]
+        return state.form.over(views)
+
     def _bytes(self, storage: torch.UntypedStorage, offset: int, nbytes: int) -> torch.Tensor:
         return self._view(storage, torch.uint8, offset, (nbytes,), (1,))
 
@@ -153,7 +163,7 @@ class PackedStaging(Staging):
     ) -> list[torch.Tensor]:
         offsets = accumulate((state.slot.span.nbytes for state in states), initial=0)
         return [
-            self._view(arena, state.host.dtype, offset, state.host.shape, state.host.stride())
+            self._local(arena, offset, state)
             for state, offset in zip(states, offsets, strict=False)
         ]
 
@@ -173,7 +183,7 @@ class PerTensorStaging(Staging):
         for index, states in enumerate(batches):
             shells = [self._shell(state) for state in states]
             memory = DeviceMemory(
-                tuple(shell.untyped_storage() for shell, _ in shells),
+                tuple(transfer.device.untyped_storage() for _, transfer in shells),
                 tuple(state.slot.nbytes for state in states),
             )
             transfers = [transfer for _, transfer in shells]
@@ -185,13 +195,13 @@ class PerTensorStaging(Staging):
     def _shell(self, state: SwappedState) -> tuple[torch.Tensor, Transfer]:
         """The device tensor of a state, without bytes, and the copy between it and the host."""
         if state.host not in self._shells:
-            host, nbytes = state.host, state.slot.nbytes
+            nbytes = state.slot.nbytes
             storage = self._new_storage()
             memory = DeviceMemory((storage,), (nbytes,))
             what = f"{state.slot.key} of {state.slot.owner}"
             restore_or_explain(self._device, memory, what)
             try:
-                shell = self._view(storage, host.dtype, 0, host.shape, host.stride())
+                shell = self._local(storage, 0, state)
                 on_device = self._bytes(storage, 0, nbytes)
             finally:
                 self._device.release(memory)

@@ -20,6 +20,7 @@ from swap_torch.budget import Budget
 from swap_torch.counters import CounterTable
 from swap_torch.device import AnyTorchDevice
 from swap_torch.eligibility import Eligibility
+from swap_torch.forms import copy_values, detached, memories_of, state_nbytes
 from swap_torch.homes import Candidate, Homes, HomeTable, dtype_name, names_of
 from swap_torch.sharding import local_of, wrap_like
 from swap_torch.swapped import SwappedState
@@ -85,7 +86,7 @@ class StateTable:
         for candidate in candidates:
             home = homes[candidate.name]
             if candidate.exists and candidate.like is not home.shown:
-                home.host.copy_(local_of(candidate.like))
+                copy_values(home.host, local_of(candidate.like))
                 shown = home.show(candidate.like, state_exists=True)
                 state[candidate.unit.param][candidate.key] = shown
         for unit in units:
@@ -109,7 +110,7 @@ class StateTable:
             for key, home in self.homes.of(unit.param).items():
                 shown = home.shown
                 if shown is not None and entry.get(key) is shown and not home.is_here(shown):
-                    entry[key] = wrap_like(shown, local_of(shown).detach(), state_exists=True)
+                    entry[key] = wrap_like(shown, detached(local_of(shown)), state_exists=True)
 
     def part_with_all_but(self, params: Iterable[torch.Tensor]) -> None:
         """Drop what is known of parameters that left the optimizer.
@@ -166,7 +167,7 @@ class StateTable:
         for key in self._adapter.param_keys(unit.param, group):
             like = local_of(self._adapter.template(unit.param, key))
             if self._eligibility.stay_reason(key, param, like, exists=False) is None:
-                yield _nbytes(like)
+                yield state_nbytes(like)
 
     def _gather_counters(self, units: Iterable[TorchUnit], state: OptimizerState) -> None:
         if self._adapter.steps_itself:
@@ -241,7 +242,7 @@ class StateTable:
     ) -> StayReason | None:
         local = local_of(like)
         reason = self._eligibility.stay_reason(key, local_of(unit.param), local, exists=exists)
-        if reason is None and exists and _storage_pointer(local) in shared:
+        if reason is None and exists and not set(_storage_pointers(local)).isdisjoint(shared):
             return StayReason.SHARES_STORAGE
         if reason is None and self.on_device:
             return StayReason.RELOADED
@@ -256,10 +257,11 @@ class StateTable:
     def _shared_storages(self, state: OptimizerState) -> set[int]:
         """Storages that two states of the optimizer have in common."""
         counts = Counter(
-            _storage_pointer(local_of(current))
+            pointer
             for unit in self.units()
             for _, current in self._states_of(unit, state)
             if current is not None and local_of(current).layout is torch.strided
+            for pointer in _storage_pointers(local_of(current))
         )
         return {pointer for pointer, count in counts.items() if count > 1 and pointer != 0}
 
@@ -280,8 +282,7 @@ class StateTable:
             home = by_shown.get(id(candidate.like)) if candidate.exists else None
             if home is None:
                 home = self._reusable(self.homes.of(candidate.unit.param).get(candidate.key))
-            like = local_of(candidate.like)
-            if home is not None and home.fits(like, candidate.stride, candidate.device):
+            if home is not None and home.fits(candidate.form, candidate.device):
                 homes[candidate.name] = home
             else:
                 lacking.append(candidate)
@@ -303,7 +304,8 @@ class StateTable:
                 entry[key] = torch.zeros_like(like, memory_format=torch.preserve_format)
             else:
                 # The memory may be that of an earlier life, if the user emptied the state.
-                home.host.zero_()
+                for memory in home.memories:
+                    memory.zero_()
                 entry[key] = home.show(like, state_exists=False)
         return entry
 
@@ -337,15 +339,11 @@ class StateTable:
             key=key,
             shape=tuple(local.shape),
             dtype=dtype_name(local.dtype),
-            nbytes=_nbytes(local),
+            nbytes=state_nbytes(local),
             stays=None if swaps else reason,
             born=current is not None,
         )
 
 
-def _nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _storage_pointer(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _storage_pointers(local: torch.Tensor) -> list[int]:
+    return [memory.untyped_storage().data_ptr() for memory in memories_of(local)]

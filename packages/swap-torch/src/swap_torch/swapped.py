@@ -16,6 +16,7 @@ import torch
 
 from swap_core import SwapSlot
 from swap_torch.device import AnyTorchDevice
+from swap_torch.forms import Form, memories_of
 from swap_torch.host import own_storage_view
 from swap_torch.sharding import local_of, wrap_like
 
@@ -33,8 +34,7 @@ class SwappedState:
         slot: Its identity.
         device: The device that loads and stores it.
         raw: Its bytes in a host segment, 1-D uint8.
-        like: A tensor, possibly without values, with the state's local shape and dtype.
-        stride: The state's strides in elements; dense.
+        form: How its values lie in them.
     """
 
     def __init__(
@@ -42,14 +42,16 @@ class SwappedState:
         slot: SwapSlot,
         device: AnyTorchDevice,
         raw: torch.Tensor,
-        like: torch.Tensor,
-        stride: tuple[int, ...],
+        form: Form,
     ) -> None:
         self.slot = slot
         self.device = device
-        self.host = own_storage_view(raw, like.dtype, like.shape, stride)
-        """The values, on the CPU, with a storage of their own."""
+        self.form = form
         self._raw = raw
+        self.memories = self._views()
+        """The values, on the CPU, each tensor with a storage of its own."""
+        self.host = form.over(self.memories)
+        """The local state over them: mostly the only one of them."""
         self._shown: Callable[[], torch.Tensor | None] = _nothing
         self._shows = _Aliases()
         self._snapshots = _Aliases()
@@ -85,23 +87,25 @@ class SwappedState:
         It does not after ``shown.data = other``, or ``shown.share_memory_()``, which passing it to
         another process does.
         """
-        return local_of(shown).data_ptr() == self.host.data_ptr()
+        found = [memory.data_ptr() for memory in memories_of(local_of(shown))]
+        return found == [memory.data_ptr() for memory in self.memories]
+
+    def _views(self) -> list[torch.Tensor]:
+        return [
+            own_storage_view(self._raw[memory.bytes], memory.dtype, memory.shape, memory.stride)
+            for memory in self.form.memories
+        ]
 
     def _alias(self, group: _Aliases) -> torch.Tensor:
-        """A tensor over the values with a storage of its own."""
-        host = self.host
-        alias = own_storage_view(self._raw, host.dtype, host.shape, host.stride())
-        group.add(alias)
-        return alias
+        """A local state over the values, with storages of its own."""
+        aliases = self._views()
+        for alias in aliases:
+            group.add(alias)
+        return self.form.over(aliases)
 
-    def fits(self, like: torch.Tensor, stride: tuple[int, ...], device: AnyTorchDevice) -> bool:
-        """Tell whether values like the local tensor ``like`` can live here."""
-        return (
-            self.host.dtype == like.dtype
-            and self.host.shape == like.shape
-            and self.host.stride() == stride
-            and self.device is device
-        )
+    def fits(self, form: Form, device: AnyTorchDevice) -> bool:
+        """Tell whether values of ``form`` that swap on ``device`` can live here."""
+        return self.device is device and self.form == form
 
 
 class _Aliases:

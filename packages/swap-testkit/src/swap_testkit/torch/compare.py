@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from swap_torch.forms import is_wrapper, memories_of
 from swap_torch.sharding import local_of
 
-__all__ = ["Difference", "assert_same_bits", "differences", "same_bits"]
+__all__ = ["Difference", "assert_same_bits", "bytes_of", "differences", "same_bits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,13 @@ class Difference:
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Tell whether two tensors have the same shape, type, strides and bytes, wherever they are.
 
-    Bytes and not values: NaN equals itself, and zero differs from minus zero.
+    Bytes and not values: NaN equals itself, and zero differs from minus zero. Two wrappers, such as
+    quantized states, must be of the same class and hold the same bits.
     """
-    one, other = local_of(one).detach(), local_of(other).detach()
-    if one.shape != other.shape or one.dtype != other.dtype or one.stride() != other.stride():
+    one, other = local_of(one), local_of(other)
+    if _kind(one) != _kind(other) or one.stride() != other.stride():
         return False
-    return torch.equal(_bytes(one), _bytes(other))
+    return torch.equal(bytes_of(one), bytes_of(other))
 
 
 def differences(
@@ -64,8 +66,14 @@ def assert_same_bits(native: torch.optim.Optimizer, swapped: torch.optim.Optimiz
         raise AssertionError("\n".join(found[:10]) + more)
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.cpu().resolve_conj().contiguous().view(-1).view(torch.uint8)
+def bytes_of(local: torch.Tensor) -> torch.Tensor:
+    """The bytes of a local tensor, 1-D uint8 on the CPU; of a wrapper those inside it, in order."""
+    memories = [memory.detach().cpu().resolve_conj() for memory in memories_of(local)]
+    return torch.cat([memory.contiguous().view(-1).view(torch.uint8) for memory in memories])
+
+
+def _kind(local: torch.Tensor) -> tuple[torch.Size, torch.dtype, type | None]:
+    return local.shape, local.dtype, type(local) if is_wrapper(local) else None
 
 
 def _option_differences(
@@ -105,16 +113,20 @@ def _value_differences(what: str, one: object, other: object) -> Iterator[Differ
 
 
 def _first_different(one: torch.Tensor, other: torch.Tensor) -> int:
-    """Position of the first element whose bytes differ; 0 where the layouts do already."""
-    one, other = local_of(one).detach(), local_of(other).detach()
-    if one.shape != other.shape or one.dtype != other.dtype:
+    """The first element (of a wrapper: byte) that differs; 0 where the layouts do already."""
+    one, other = local_of(one), local_of(other)
+    if _kind(one) != _kind(other):
         return 0
-    different = (_bytes(one) != _bytes(other)).nonzero()
-    return int(different[0]) // one.element_size() if len(different) else 0
+    different = (bytes_of(one) != bytes_of(other)).nonzero()
+    size = 1 if is_wrapper(one) else one.element_size()
+    return int(different[0]) // size if len(different) else 0
 
 
 def _summary(tensor: torch.Tensor, index: int) -> str:
-    local = local_of(tensor).detach()
-    part = local.flatten()[index : index + 4].tolist()
+    local = local_of(tensor)
     layout = f"{local.dtype} {tuple(local.shape)} strides {local.stride()}"
+    if is_wrapper(local):
+        part = bytes_of(local)[index : index + 4].tolist()
+        return f"{type(local).__name__} {layout} with {part} from byte {index} on"
+    part = local.detach().flatten()[index : index + 4].tolist()
     return f"{layout} with {part} from element {index} on"

@@ -14,10 +14,12 @@ import torch
 from swap_core import SwapOptimizerConfig
 from swap_testkit.alignment import Memory, RunRecord
 from swap_testkit.array import Array
+from swap_testkit.torch.compare import bytes_of
 from swap_testkit.torch.cpu_device import CpuAsDevice
 from swap_testkit.torch.trainer import Trainer
 from swap_torch import TorchSwapOptimizer, swap_optimizer
 from swap_torch.device import AnyTorchDevice
+from swap_torch.forms import is_wrapper, memories_of
 from swap_torch.sharding import local_of
 
 __all__ = ["Wrap", "array_of", "record_run", "wrapper"]
@@ -72,10 +74,13 @@ def record_run(
 
 
 def array_of(value: torch.Tensor | int | float) -> Array:
-    """The local values of a tensor, or a counter."""
+    """The local values of a tensor, or a counter; of a wrapper (a quantized state) its bytes."""
     if not isinstance(value, torch.Tensor):
         value = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
-    local = local_of(value).detach()
+    local = local_of(value)
+    if is_wrapper(local):
+        return Array("uint8", bytes_of(local).numpy())
+    local = local.detach()
     name = str(local.dtype).removeprefix("torch.")
     if local.is_complex():
         local = torch.view_as_real(local)
@@ -138,4 +143,5 @@ def _memory(trainer: Trainer) -> Memory:
 def _state_bytes(states: dict[str, object]) -> int:
     """Bytes of a parameter's states but the counter, which is on the CPU."""
     tensors = [local_of(state) for state in states.values() if isinstance(state, torch.Tensor)]
-    return sum(t.untyped_storage().nbytes() for t in tensors if t.dim() > 0)
+    memories = [memory for t in tensors if t.dim() > 0 for memory in memories_of(t)]
+    return sum(memory.untyped_storage().nbytes() for memory in memories)

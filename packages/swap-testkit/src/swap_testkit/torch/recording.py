@@ -13,6 +13,7 @@ from swap_core import HostRounding
 from swap_testkit.recording import RecordingDevice, Region
 from swap_torch import DeviceMemory, TorchSwapDevice, TorchSwapOptimizer, Transfer
 from swap_torch.adapter import TorchStep, UpdateCall
+from swap_torch.forms import memories_of
 
 __all__ = [
     "TorchRecordingDevice",
@@ -115,7 +116,8 @@ def record_updates(optimizer: torch.optim.Optimizer, device: TorchRecordingDevic
 
     def step_batch(step: TorchStep, call: UpdateCall) -> None:
         swapped = [tensor for tensors in call.states.values() for tensor in tensors]
-        device.note_update([regions_of(tensor) for tensor in swapped])
+        memories = [memory for state in swapped for memory in memories_of(state)]
+        device.note_update([regions_of(memory) for memory in memories])
         native(step, call)
 
     adapter.step_batch = step_batch  # type: ignore[method-assign]

@@ -88,7 +88,7 @@ def hooks(subject: Subject) -> None:
     assert seen == ["before", "after"] * 2, f"two steps ran hooks: {seen}"
     assert isinstance(pair.swapped, type(pair.native))
     scheduler = torch.optim.lr_scheduler.StepLR(pair.swapped, 1, gamma=0.5)
-    lr = pair.swapped.param_groups[0]["lr"]
+    lr = float(pair.swapped.param_groups[0]["lr"])  # a tensor would be changed in place
     pair.give_gradients()
     pair.swapped.step()
     scheduler.step()

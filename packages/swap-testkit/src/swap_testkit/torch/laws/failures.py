@@ -107,7 +107,8 @@ def _digests(entry: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _digest(value: torch.Tensor) -> str:
-    return array_of(value).digest() if bool(value.any()) else _ZERO
+    array = array_of(value)
+    return array.digest() if array.bits.any() else _ZERO
 
 
 def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
