@@ -66,7 +66,7 @@ def _gloo_device() -> Gloo:
 
 
 def _gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Gloo:
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stub
     options._devices, options._timeout = [_gloo_device()], timeout
     # Whoever asks for a collective waits for it, so a second thread would have nothing to do.
     options._threads = 1
