@@ -121,6 +121,15 @@ def test_amsgrad_is_what_the_class_makes_of_it(kit, release, fused) -> None:
     pair.step(2)
 
 
+def test_the_fused_kernel_without_amsgrad_has_no_third_moment(kit, latest) -> None:
+    """Natively its place is taken by the second, which would then be two states and stay."""
+    pair = kit.make_twins(latest, optimizer={"enable_fused_opt": True})
+    states = pair.swapped.swap_report().states
+    assert {s.key for s in states} == {"exp_avg", "exp_avg_sq", "master_param"}
+    assert sum(s.stays is None for s in states) == 2 * 6
+    pair.step(1)
+
+
 @pytest.mark.parametrize("keys", [("exp_avg",), ("exp_avg_sq", "master_param")])
 @pytest.mark.parametrize("packed", [True, False])
 def test_some_of_the_states(kit, latest, keys, packed) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.profiler import profile
+from torch.profiler import profile as torch_profile
 
 from swap_core import TraceLane, TracingDevice, read_trace
 from swap_testkit.torch import CopySchedule, CpuAsDevice, assert_same_bits
@@ -158,7 +158,12 @@ def test_one_trace_at_a_time(tmp_path: Path) -> None:
     assert not (tmp_path / "two.json").exists()
 
 
-def ranges(profiler: profile) -> Counter[str]:
+def profile() -> torch_profile:
+    """Keep events: torch 2.10 warns, once in a process, of those that it would clear."""
+    return torch_profile(acc_events=True)
+
+
+def ranges(profiler: torch_profile) -> Counter[str]:
     return Counter(event.name for event in profiler.events() if event.name.startswith("swap."))
 
 
@@ -169,7 +174,7 @@ ALL_RANGES = {f"swap.{kind}[{i}]": 1 for kind in ("load", "update", "store") for
 def test_a_profiler_sees_ranges(packed: bool) -> None:
     pair = Pair(packed)
     pair.step()
-    with profile(acc_events=True) as profiler:  # torch 2.10 warns without
+    with profile() as profiler:
         pair.step()
     pair.step()
     assert ranges(profiler) == ALL_RANGES
