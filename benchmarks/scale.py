@@ -2,7 +2,7 @@
 """Forecast swapping for models that no machine here could hold.
 
     python benchmarks/scale.py                          # tables
-    python benchmarks/scale.py --write docs/scale.md    # puts them into the document
+    python benchmarks/scale.py --write docs/scale.md docs/zh/scale.md    # puts them there
 
 Shapes are those of the published models; each parameter is cut as its sharding cuts it, and what
 one device is left with goes through ``swap_core.forecast``: the real partition and pipeline on a
@@ -218,14 +218,21 @@ def main() -> None:
     parser.add_argument(
         "--preset", nargs="+", choices=PRESETS, default=["h100-sxm", "atlas-800t-a2"]
     )
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a document with marks for it")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="documents with marks for it",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     args = parser.parse_args()
     check_parameters()
     text = "\n".join(lines(args.preset))
     print(text)
-    if args.write is not None:
-        write(args.write, text)
+    for document in args.write:
+        write(document, text)
     if args.json is not None:
         results = {
             preset: {

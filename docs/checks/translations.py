@@ -19,11 +19,6 @@ ENGLISH_ONLY = {
     # For contributors.
     "design.md",
     "coverage.md",
-    # New, and still changing.
-    "adapters.md",
-    "benchmarks.md",
-    "scale.md",
-    "torchtitan.md",
 }
 
 _NOTE = re.compile(r"^<!-- Translates (\S+), sha256 ([0-9a-f]{16}) -->$", re.M)

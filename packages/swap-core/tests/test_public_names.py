@@ -71,6 +71,7 @@ NAMES = [
     "restore_or_explain",
     "runs_of",
     "step_times",
+    "update_order",
     "write_trace",
 ]
 

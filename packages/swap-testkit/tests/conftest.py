@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 
-from swap_core import SwapOptimizerConfig, align
+from swap_core import SwapOptimizerConfig, align, update_order
 from swap_testkit.torch import CpuAsDevice, TorchRecordingDevice, assert_same_bits, record_updates
 from swap_torch import swap_optimizer
 
@@ -73,10 +73,15 @@ class Twins:
         )
         assert_same_bits(self.native, self.swapped)
 
+    def order(self) -> Sequence[int]:
+        """The parameter of each batch, as they are updated."""
+        spans = [2 * align(p.nbytes) for p in _parameters(self.native)]
+        return update_order(spans) if self.packed else range(len(spans))
+
     def miscounts(self) -> list[str]:
         """What was held, moved or waited for against the formula."""
         values = [2 * p.nbytes for p in _parameters(self.native)]
-        spans = [2 * align(p.nbytes) for p in _parameters(self.native)]
+        spans = [2 * align(_parameters(self.native)[position].nbytes) for position in self.order()]
         arenas = max(spans[0::2]) + max(spans[1::2])
         adjacent = max(map(sum, pairwise(values)))
         copies = self.steps * len(PARAMETERS) * (1 if self.packed else 2)

@@ -14,12 +14,13 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from swap_core import PackedPipeline, PerTensorPipeline, Pipeline
+from swap_core import PackedPipeline, PerTensorPipeline
+from swap_core.moves import Moves
 from swap_torch.adam import TorchNativeAdamWAdapter
 from swap_torch.runner import Runner
 
 OWNERS = {
-    "Pipeline": Pipeline,
+    "Moves": Moves,
     "PackedPipeline": PackedPipeline,
     "PerTensorPipeline": PerTensorPipeline,
     "AdamW": TorchNativeAdamWAdapter,
@@ -33,41 +34,41 @@ FAULTS = {
         PackedPipeline._open
         - device.wait(device.load_stream, batches[0].restored)
         PerTensorPipeline._fetch
-        - self._device.wait(self._device.load_stream, batch.restored)
+        - self.device.wait(self.device.load_stream, batch.restored)
     """,
     "update does not wait for its load": """
-        Pipeline._await_load
-        - self._device.wait(compute, batch.loaded)
+        Moves.await_load
+        - self.device.wait(compute, batch.loaded)
     """,
     "update waits for another load": """
         PackedPipeline._pass
-        - self._await_load(compute, batch)
-        + self._device.wait(compute, batches[0].loaded)
+        - self._moves.await_load(compute, batch)
+        + self.device.wait(compute, batches[0].loaded)
         PerTensorPipeline._pass
-        - self._await_load(compute, batch)
-        + self._device.wait(compute, batches[0].loaded)
+        - self._moves.await_load(compute, batch)
+        + self.device.wait(compute, batches[0].loaded)
     """,
     "store does not wait for its update": """
-        Pipeline._store
-        - self._device.wait(store, batch.updated)
+        Moves.store
+        - self.device.wait(store, batch.updated)
     """,
     "load does not wait for the arena": """
         PackedPipeline._pass
-        - self._device.wait(self._device.load_stream, batch.stored)
+        - self.device.wait(self.device.load_stream, batch.stored)
     """,
     "release does not wait for a store": """
         PackedPipeline._close
-        - self._device.wait(compute, waited[-1].stored)
+        - self.device.wait(compute, waited[-1].stored)
         PerTensorPipeline._retire
-        - self._device.wait(compute, batch.stored)
+        - self.device.wait(compute, batch.stored)
     """,
     "last release waits for no store": """
         PackedPipeline._close
-        - give_back = self._release_behind_stores if number in left else self._release
-        + give_back = self._release
+        - give_back = self._moves.release_behind_stores if number in left else self._moves.release
+        + give_back = self._moves.release
         PerTensorPipeline._close
-        - self._release_behind_stores(last.memory, last.nbytes)
-        + self._release(last.memory, last.nbytes)
+        - self._moves.release_behind_stores(last.memory, last.nbytes)
+        + self._moves.release(last.memory, last.nbytes)
     """,
     "host does not wait for stores": """
         Runner.settle
@@ -78,104 +79,104 @@ FAULTS = {
         PackedPipeline._open
         - device.record(batches[0].restored, compute)
         PerTensorPipeline._fetch
-        - self._device.record(batch.restored, compute)
+        - self.device.record(batch.restored, compute)
     """,
     "load is not recorded": """
-        Pipeline._load
-        - self._device.record(batch.loaded, load)
+        Moves.load
+        - self.device.record(batch.loaded, load)
     """,
     "load is recorded too early": """
-        Pipeline._load
-        - self._device.copy_in(load, batch.transfers)
-        - self._device.record(batch.loaded, load)
-        + self._device.record(batch.loaded, load)
-        + self._device.copy_in(load, batch.transfers)
+        Moves.load
+        - self.device.copy_in(load, batch.transfers)
+        - self.device.record(batch.loaded, load)
+        + self.device.record(batch.loaded, load)
+        + self.device.copy_in(load, batch.transfers)
     """,
     "update is not recorded": """
-        Pipeline._update
-        - self._device.record(batch.updated, compute)
+        Moves.update
+        - self.device.record(batch.updated, compute)
     """,
     "update is recorded too early": """
-        Pipeline._update
+        Moves.update
         - update(batch.index)
-        - self._device.record(batch.updated, compute)
-        + self._device.record(batch.updated, compute)
+        - self.device.record(batch.updated, compute)
+        + self.device.record(batch.updated, compute)
         + update(batch.index)
     """,
     "store is not recorded": """
-        Pipeline._store
-        - self._device.record(batch.stored, store)
+        Moves.store
+        - self.device.record(batch.stored, store)
     """,
     "store is recorded too early": """
-        Pipeline._store
-        - self._device.copy_out(store, batch.transfers)
-        - self._device.record(batch.stored, store)
-        + self._device.record(batch.stored, store)
-        + self._device.copy_out(store, batch.transfers)
+        Moves.store
+        - self.device.copy_out(store, batch.transfers)
+        - self.device.record(batch.stored, store)
+        + self.device.record(batch.stored, store)
+        + self.device.copy_out(store, batch.transfers)
     """,
     # The wrong order of the host's own calls.
     "memory is released before the wait": """
         PackedPipeline._close
-        - self._device.wait(compute, waited[-1].stored)
+        - self.device.wait(compute, waited[-1].stored)
         + pass
         - for batch in stored:
         + if waited:
-        +     self._device.wait(compute, waited[-1].stored)
+        +     self.device.wait(compute, waited[-1].stored)
         + for batch in stored:
         PerTensorPipeline._retire
-        - self._device.wait(compute, batch.stored)
+        - self.device.wait(compute, batch.stored)
         - self._give_back(batch)
         + self._give_back(batch)
-        + self._device.wait(compute, batch.stored)
+        + self.device.wait(compute, batch.stored)
     """,
     "memory is released before a store": """
-        Pipeline._store
-        - self._device.copy_out(store, batch.transfers)
-        + self._device.release(batch.memory)
-        + self._device.copy_out(store, batch.transfers)
+        Moves.store
+        - self.device.copy_out(store, batch.transfers)
+        + self.device.release(batch.memory)
+        + self.device.copy_out(store, batch.transfers)
     """,
     "next load comes before the store": """
         PackedPipeline._pass
-        - self._store(batch)
+        - self._moves.store(batch)
         - following = passage.position - 1 + len(self._arenas)
         + following = passage.position - 1 + len(self._arenas)
         + if following < len(batches):
-        +     self._load(batches[following])
-        + self._store(batch)
-        - self._load(batches[following])
+        +     self._moves.load(batches[following])
+        + self._moves.store(batch)
+        - self._moves.load(batches[following])
     """,
     "store is queued before its update": """
         PackedPipeline._pass
-        - self._update(compute, batch, update)
+        - self._moves.update(compute, batch, update)
         + batch.to_device()
-        + self._store(batch)
+        + self._moves.store(batch)
         + update(batch.index)
-        + self._device.record(batch.updated, compute)
-        - self._store(batch)
+        + self.device.record(batch.updated, compute)
+        - self._moves.store(batch)
         PerTensorPipeline._pass
-        - self._update(compute, batch, update)
+        - self._moves.update(compute, batch, update)
         + batch.to_device()
-        + self._store(batch)
+        + self._moves.store(batch)
         + update(batch.index)
-        + self._device.record(batch.updated, compute)
-        - self._store(batch)
+        + self.device.record(batch.updated, compute)
+        - self._moves.store(batch)
     """,
     "batch is stored and never updated": """
         PackedPipeline._pass
-        - self._update(compute, batch, update)
+        - self._moves.update(compute, batch, update)
         PerTensorPipeline._pass
-        - self._update(compute, batch, update)
+        - self._moves.update(compute, batch, update)
     """,
     # Memory and copies.
     "memory is not taken": """
-        Pipeline._restore
-        - restore_or_explain(self._device, memory, f"{what} ({nbytes:,} bytes)")
+        Moves.restore
+        - restore_or_explain(self.device, memory, f"{what} ({nbytes:,} bytes)")
     """,
     "memory is not given back": """
-        Pipeline._release
-        - self._device.release(memory)
-        Pipeline._release_behind_stores
-        - self._device.release_behind(memory, self._device.store_stream)
+        Moves.release
+        - self.device.release(memory)
+        Moves.release_behind_stores
+        - self.device.release_behind(memory, self.device.store_stream)
     """,
     "memory of all batches at once": """
         PerTensorPipeline._pass
@@ -187,40 +188,40 @@ FAULTS = {
         + last = passage.order[-1]
     """,
     "nothing is loaded": """
-        Pipeline._load
-        - self._device.copy_in(load, batch.transfers)
+        Moves.load
+        - self.device.copy_in(load, batch.transfers)
     """,
     "nothing is stored": """
-        Pipeline._store
-        - self._device.copy_out(store, batch.transfers)
+        Moves.store
+        - self.device.copy_out(store, batch.transfers)
     """,
     "everything is loaded twice": """
-        Pipeline._load
-        - self._device.copy_in(load, batch.transfers)
-        + self._device.copy_in(load, batch.transfers)
-        + self._device.copy_in(load, batch.transfers)
+        Moves.load
+        - self.device.copy_in(load, batch.transfers)
+        + self.device.copy_in(load, batch.transfers)
+        + self.device.copy_in(load, batch.transfers)
     """,
     # Right, but slow.
     "host waits for each store": """
-        Pipeline._store
-        - self._device.record(batch.stored, store)
-        + self._device.record(batch.stored, store)
-        + self._device.synchronize(batch.stored)
+        Moves.store
+        - self.device.record(batch.stored, store)
+        + self.device.record(batch.stored, store)
+        + self.device.synchronize(batch.stored)
     """,
     "next update waits for each store": """
         PackedPipeline._pass
-        - self._store(batch)
-        + self._store(batch)
-        + self._device.wait(compute, batch.stored)
+        - self._moves.store(batch)
+        + self._moves.store(batch)
+        + self.device.wait(compute, batch.stored)
         PerTensorPipeline._pass
-        - self._store(batch)
-        + self._store(batch)
-        + self._device.wait(compute, batch.stored)
+        - self._moves.store(batch)
+        + self._moves.store(batch)
+        + self.device.wait(compute, batch.stored)
     """,
     "store is queued on the load stream": """
-        Pipeline._store
-        - store = self._device.store_stream
-        + store = self._device.load_stream
+        Moves.store
+        - store = self.device.store_stream
+        + store = self.device.load_stream
     """,
     # Arithmetic.
     "counter advances twice": """

@@ -65,7 +65,8 @@ def test_each_copy_that_is_left_out_shows_in_the_states_of_its_parameter(
         twins = make_twins(packed=packed, poison=True)
         twins.step()
         twins.device.tamper = Tamper(verb, nth)
-        with pytest.raises(AssertionError, match=rf"exp_avg(_sq)? of parameter {nth} of group 0: "):
+        lost = f"parameter {twins.order()[nth]} of group 0: "
+        with pytest.raises(AssertionError, match=rf"exp_avg(_sq)? of {lost}"):
             twins.step()
         assert twins.device.tamper.fired == 1
         assert check_order(twins.device.log) == [], "the log shows no missing copy"

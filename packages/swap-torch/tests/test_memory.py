@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much device and host memory states take: nothing between updates, and a formula in them.
 
-The formulas are computed here from shapes and from the partition, and compared with what the
+The formulas are computed here from shapes, the partition and its order, and compared with what the
 device counted, which in turn must be what the report says.
 """
 
@@ -10,13 +10,14 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 from weakref import ref
 
 import pytest
 import torch
 
-from swap_core import HostRounding, partition
+from swap_core import HostRounding, partition, update_order
 from swap_testkit.torch import CopySchedule, CpuAsDevice, TorchRecordingDevice
 from swap_torch import AcceleratorDevice, DeviceMemory, swap_optimizer
 from swap_torch import SwapOptimizerConfig as Config
@@ -40,12 +41,13 @@ def make_parameters(shapes: Sequence[tuple[int, ...]]) -> list[torch.nn.Paramete
 def batch_bytes(
     params: Sequence[torch.Tensor], states: int, swap_times: int, *, pad: bool
 ) -> list[int]:
-    """Bytes of each batch; the cut is by padded bytes whatever is counted."""
+    """Bytes of each batch, as they are updated; the cut is by padded bytes whatever is counted."""
     exact = [param.numel() * param.element_size() for param in params]
     padded = [states * aligned(nbytes) for nbytes in exact]
     parts = partition(padded, swap_times)
     counted = padded if pad else [states * nbytes for nbytes in exact]
-    return [sum(counted[i] for i in part) for part in parts]
+    sizes = [sum(counted[i] for i in part) for part in parts]
+    return [sizes[position] for position in update_order(sizes)] if pad else sizes
 
 
 def peak_packed(batches: Sequence[int], arenas: int) -> int:
@@ -111,6 +113,27 @@ def test_peak_is_the_formula_from_the_first_step_on(
     report = optimizer.swap_report()
     assert report.peak_device_bytes == expected
     assert report.batch_bytes == tuple(batches)
+
+
+@pytest.mark.parametrize(
+    ("options", "make"),
+    [
+        ({"prefetch": "backward"}, torch.optim.AdamW),
+        ({"overlap_backward": "trusted"}, torch.optim.AdamW),
+        ({}, partial(torch.optim.SGD, momentum=0.9)),
+    ],
+    ids=["loads follow backward", "updates follow backward", "its own step"],
+)
+def test_the_order_of_parameters_is_kept_where_something_follows_it(
+    options: dict[str, Any], make: Callable[..., torch.optim.Optimizer]
+) -> None:
+    params = make_parameters([(600,), (6000,), (700,), (7000,), (800,)])
+    config = Config(swap_times=5, min_numel=0, **options)
+    optimizer: Any = swap_optimizer(make(params, lr=0.1), config, device=CpuAsDevice())
+    optimizer.step()
+    found = optimizer.swap_report().batch_bytes
+    assert found == tuple(found[0] // 2560 * aligned(4 * p.numel()) for p in params)
+    assert found[0] < found[1] > found[2] < found[3] > found[4]
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -25,11 +25,12 @@ from swap_core.host_memory import HostMemory, available_host_memory
 from swap_core.layout import ALIGNMENT, HostRounding, Run, align, cover, place, runs_of
 from swap_core.ledger import Ledger
 from swap_core.model import VirtualDevice, VirtualEvent, VirtualMemory, VirtualStream
+from swap_core.moves import restore_or_explain
 from swap_core.packed import PackedPipeline
-from swap_core.partition import partition
+from swap_core.partition import partition, update_order
 from swap_core.passage import Passage
 from swap_core.per_tensor import PerTensorPipeline
-from swap_core.pipeline import Pipeline, restore_or_explain
+from swap_core.pipeline import Pipeline
 from swap_core.presets import PRESETS, Preset
 from swap_core.report import StateReport, StayReason, SwapReport, format_bytes
 from swap_core.slot import Residency, Span, SwapSlot
@@ -98,5 +99,6 @@ __all__ = [
     "restore_or_explain",
     "runs_of",
     "step_times",
+    "update_order",
     "write_trace",
 ]

@@ -16,7 +16,7 @@ from swap_core.layout import align
 from swap_core.ledger import Ledger
 from swap_core.model import VirtualDevice, VirtualEvent, VirtualMemory
 from swap_core.packed import PackedPipeline
-from swap_core.partition import partition
+from swap_core.partition import partition, update_order
 
 __all__ = ["Forecast", "Hardware", "Workload", "forecast", "recommended"]
 
@@ -127,7 +127,8 @@ def forecast(
     if not workload.sizes:
         raise ValueError("forecast: the workload has no parameters; give the bytes of at least 1.")
     parts = partition(workload.sizes, swap_times)
-    batch_bytes = [sum(align(workload.sizes[i]) for i in part) for part in parts]
+    cut_bytes = [sum(align(workload.sizes[i]) for i in part) for part in parts]
+    batch_bytes = [cut_bytes[position] for position in update_order(cut_bytes)]
     device = _device(hardware)
     ring = min(staging_buffers, len(batch_bytes))
     arenas = [VirtualMemory(max(batch_bytes[number::ring])) for number in range(ring)]

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, TypeVar, final
 
-from swap_core.batch import Batch
 from swap_core.device import SwapDevice
 from swap_core.ledger import Ledger
+from swap_core.moves import Update
 from swap_core.passage import Passage
-from swap_core.pipeline import Pipeline, Update
+from swap_core.pipeline import Pipeline
 
 __all__ = ["PackedPipeline"]
 
@@ -48,14 +48,14 @@ class PackedPipeline(
         self._held: list[int] = []
 
     def _open(self, compute: StreamT, passage: Passage[EventT, MemoryT, TransferT]) -> None:
-        device, batches = self._device, passage.order
+        device, batches = self.device, passage.order
         for number in range(len(self._arenas)):
             if number not in self._held:
                 self._restore_arena(number, len(batches))
         device.record(batches[0].restored, compute)
         device.wait(device.load_stream, batches[0].restored)
         for batch in batches[passage.resumed : len(self._arenas)]:
-            self._load(batch)
+            self._moves.load(batch)
 
     def _pass(
         self,
@@ -66,18 +66,18 @@ class PackedPipeline(
         keep: bool,
     ) -> None:
         batch, batches = passage.order[passage.position], passage.order
-        self._await_load(compute, batch)
-        self._update(compute, batch, update)
+        self._moves.await_load(compute, batch)
+        self._moves.update(compute, batch, update)
         passage.position += 1
         if keep and passage.position == len(batches):
             passage.kept = True
             return
-        self._store(batch)
+        self._moves.store(batch)
         following = passage.position - 1 + len(self._arenas)
         if following < len(batches):
             # The next batch of this arena overwrites what the store still reads.
-            self._device.wait(self._device.load_stream, batch.stored)
-            self._load(batches[following])
+            self.device.wait(self.device.load_stream, batch.stored)
+            self._moves.load(batches[following])
 
     def _close(self, compute: StreamT, passage: Passage[EventT, MemoryT, TransferT]) -> None:
         ring, stored = len(self._arenas), passage.stored
@@ -85,12 +85,12 @@ class PackedPipeline(
         # The store stream is in order: waiting for one store is waiting for all before it.
         waited = stored[:-1] if passage.tail_left else stored
         if waited:
-            self._device.wait(compute, waited[-1].stored)
+            self.device.wait(compute, waited[-1].stored)
         left = {stored[-1].index % ring} if stored and passage.tail_left else set()
         # What is left behind comes last: then nothing of it hides a wait that is missing.
         held = [number for number in reversed(self._held) if number not in kept]
         for number in sorted(held, key=left.__contains__):
-            give_back = self._release_behind_stores if number in left else self._release
+            give_back = self._moves.release_behind_stores if number in left else self._moves.release
             give_back(*self._arenas[number])
             self._held.remove(number)
         for batch in stored:
@@ -99,10 +99,10 @@ class PackedPipeline(
     def _restore_arena(self, number: int, batches: int) -> None:
         members = ", ".join(map(str, range(number, batches, len(self._arenas))[:3])) or "none"
         arena, nbytes = self._arenas[number]
-        self._restore(arena, nbytes, f"staging arena {number} (batches {members}, …)")
+        self._moves.restore(arena, nbytes, f"staging arena {number} (batches {members}, …)")
         self._held.append(number)
 
-    def _release_all(self, batches: Sequence[Batch[EventT, MemoryT, TransferT]]) -> None:
+    def _release_all(self) -> None:
         while self._held:
-            self._release(*self._arenas[self._held[-1]])
+            self._moves.release(*self._arenas[self._held[-1]])
             self._held.pop()

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cut the units of an update into batches."""
+"""Cut the units of an update into batches, and put these in order."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
-from functools import partial
 from itertools import accumulate, pairwise
 
-__all__ = ["partition"]
+__all__ = ["partition", "update_order"]
 
 _UNEVEN = 1.05
 """Neighbours differ so much that a step takes this many times what its bytes take one way."""
@@ -20,9 +19,7 @@ def partition(
     """Cut units into contiguous batches whose largest is as small as the order allows.
 
     The largest batch decides the arena, so it is minimised first (it never exceeds the average
-    plus the largest unit); within that bound each cut is the one nearest to an even share. Where
-    that makes batches now large, now small (three equal units in two batches, again and again), the
-    large ones come first instead: a load goes on beside the store of a batch of its own size.
+    plus the largest unit); within that bound each cut is the one nearest to an even share.
 
     Args:
         sizes: Bytes of each unit, in parameter order; each > 0.
@@ -41,37 +38,29 @@ def partition(
     count = min(batches, len(starts))
     capacity = _smallest_capacity(totals, count)
     cuts = _even_cuts(totals, count, capacity)
-    if _exchange(totals, cuts) > _UNEVEN * totals[-1]:
-        large_first = _large_first(totals, cuts, capacity)
-        if max(_sizes(totals, large_first)) <= capacity:
-            cuts = min(cuts, large_first, key=partial(_exchange, totals))
     edges = [*(starts[cut] for cut in cuts), len(sizes)]
     return tuple(range(a, b) for a, b in pairwise(edges))
 
 
-def _exchange(totals: Sequence[int], cuts: Sequence[int]) -> int:
-    """Bytes that a link carries or waits for while a batch goes in and the one before it out."""
-    return sum(map(max, pairwise(_sizes(totals, cuts))))
+def update_order(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Put batches in the order in which their updates take the least time.
 
+    While a batch goes in, one before it goes out, and the link waits for the larger of the two.
+    Where neighbours are of about one size, that is the order of the parameters. Where they are now
+    large, now small, the largest come first: then each load is beside the store of a batch of
+    nearly its own size, and an update takes no longer than its bytes one way, and its largest
+    batch in and out.
 
-def _sizes(totals: Sequence[int], cuts: Sequence[int]) -> list[int]:
-    return [totals[b] - totals[a] for a, b in pairwise((*cuts, len(totals) - 1))]
+    Args:
+        sizes: Bytes of each batch, in parameter order.
 
-
-def _large_first(totals: Sequence[int], cuts: Sequence[int], capacity: int) -> list[int]:
-    """As many batches as ``cuts`` makes, the early ones as full as they may be.
-
-    That is up to ``capacity``, and as long as the rest could be no smaller than the smallest of
-    ``cuts``.
+    Returns:
+        The positions of all batches.
     """
-    smallest = min(_sizes(totals, cuts))
-    filled = [0]
-    for j in range(1, len(cuts)):
-        left = len(cuts) - j
-        fits = bisect_right(totals, totals[filled[-1]] + capacity) - 1
-        leaves = bisect_right(totals, totals[-1] - left * smallest) - 1
-        filled.append(max(filled[-1] + 1, min(fits, leaves, len(totals) - 1 - left)))
-    return filled
+    exchanged = sum(map(max, pairwise(sizes)))
+    if exchanged <= _UNEVEN * sum(sizes):
+        return tuple(range(len(sizes)))
+    return tuple(sorted(range(len(sizes)), key=lambda position: -sizes[position]))
 
 
 def _even_cuts(totals: Sequence[int], count: int, capacity: int) -> list[int]:

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Generic, TypeVar, final
 
 from swap_core.batch import Batch
 from swap_core.device import SwapDevice
 from swap_core.ledger import Ledger
+from swap_core.moves import Update
 from swap_core.passage import Passage
-from swap_core.pipeline import Pipeline, Update
+from swap_core.pipeline import Pipeline
 
 __all__ = ["PerTensorPipeline"]
 
@@ -51,17 +51,17 @@ class PerTensorPipeline(
     ) -> None:
         place, batches = passage.position, passage.order
         batch = batches[place]
-        self._await_load(compute, batch)
+        self._moves.await_load(compute, batch)
         if place > 0:
             self._retire(compute, batches[place - 1])
         if place + 1 < len(batches):
             self._fetch(compute, batches[place + 1], len(batches))
-        self._update(compute, batch, update)
+        self._moves.update(compute, batch, update)
         passage.position += 1
         if keep and passage.position == len(batches):
             passage.kept = True
         else:
-            self._store(batch)
+            self._moves.store(batch)
 
     def _close(self, compute: StreamT, passage: Passage[EventT, MemoryT, TransferT]) -> None:
         last = passage.order[-1]
@@ -70,28 +70,28 @@ class PerTensorPipeline(
         if not passage.tail_left:
             self._retire(compute, last)
             return
-        self._release_behind_stores(last.memory, last.nbytes)
+        self._moves.release_behind_stores(last.memory, last.nbytes)
         self._held.remove(last)
         last.to_host()
 
     def _fetch(
         self, compute: StreamT, batch: Batch[EventT, MemoryT, TransferT], count: int
     ) -> None:
-        self._restore(batch.memory, batch.nbytes, f"batch {batch.index} of {count}")
+        self._moves.restore(batch.memory, batch.nbytes, f"batch {batch.index} of {count}")
         self._held.append(batch)
-        self._device.record(batch.restored, compute)
-        self._device.wait(self._device.load_stream, batch.restored)
-        self._load(batch)
+        self.device.record(batch.restored, compute)
+        self.device.wait(self.device.load_stream, batch.restored)
+        self._moves.load(batch)
 
     def _retire(self, compute: StreamT, batch: Batch[EventT, MemoryT, TransferT]) -> None:
-        self._device.wait(compute, batch.stored)
+        self.device.wait(compute, batch.stored)
         self._give_back(batch)
         batch.to_host()
 
     def _give_back(self, batch: Batch[EventT, MemoryT, TransferT]) -> None:
-        self._release(batch.memory, batch.nbytes)
+        self._moves.release(batch.memory, batch.nbytes)
         self._held.remove(batch)
 
-    def _release_all(self, batches: Sequence[Batch[EventT, MemoryT, TransferT]]) -> None:
+    def _release_all(self) -> None:
         for batch in tuple(self._held):
             self._give_back(batch)

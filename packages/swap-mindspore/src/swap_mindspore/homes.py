@@ -78,6 +78,10 @@ class Homes(ABC):
         self._device = device
 
     @abstractmethod
+    def order(self, sizes: Sequence[int]) -> Sequence[int]:
+        """The order in which to update batches of so many bytes, as positions."""
+
+    @abstractmethod
     def nbytes_of(self, candidate: Candidate) -> int:
         """What a state adds to its batch."""
 
@@ -101,6 +105,10 @@ class Homes(ABC):
 @final
 class PerTensorHomes(Homes):
     """Each state has host memory and a device storage of its own."""
+
+    def order(self, sizes: Sequence[int]) -> Sequence[int]:
+        """That of the parameters, which needs the least memory: that of two neighbours."""
+        return range(len(sizes))
 
     def nbytes_of(self, candidate: Candidate) -> int:
         """Its own bytes."""

@@ -14,7 +14,15 @@ from typing import Any, final
 
 from mindspore import Tensor
 
-from swap_core import HostRounding, Ledger, PackedPipeline, align, place, runs_of
+from swap_core import (
+    HostRounding,
+    Ledger,
+    PackedPipeline,
+    align,
+    place,
+    runs_of,
+    update_order,
+)
 from swap_mindspore.arena import Arena, Piece
 from swap_mindspore.device import AnyMindSporeDevice, Transfer
 from swap_mindspore.homes import AnyPipeline, Candidate, Home, Homes, Placed, slot_of
@@ -45,6 +53,10 @@ class PackedHomes(Homes):
         self._wholes: list[_Whole] = []
         """By segment number."""
         self._arenas: list[Arena] = []
+
+    def order(self, sizes: Sequence[int]) -> Sequence[int]:
+        """The one that takes the least time."""
+        return update_order(sizes)
 
     def nbytes_of(self, candidate: Candidate) -> int:
         """Its bytes, rounded up to the alignment."""

@@ -69,7 +69,8 @@ def make_plan(
     if homes is not None and device is not None:
         sizes = [sum(map(homes.nbytes_of, table.candidates_of(index))) for index in moving]
         parts = partition(sizes, swap_times)
-        batches = [moving[part.start : part.stop] for part in parts]
+        order = homes.order([sum(sizes[part.start : part.stop]) for part in parts])
+        batches = [moving[parts[i].start : parts[i].stop] for i in order]
         placed = table.place(batches, homes, ledger)
         if placed:
             lane = _lane(batches, placed, table, homes, device, ledger)

@@ -10,7 +10,7 @@ from typing import final
 
 import torch
 
-from swap_core import Ledger, SwapOptimizerConfig, partition
+from swap_core import Ledger, SwapOptimizerConfig, partition, update_order
 from swap_torch.adapter import (
     ActiveGroup,
     Kernel,
@@ -132,6 +132,24 @@ class Planner:
         parts = partition(sizes, self._config.swap_times, joined=joined)
         return [[units[i] for i in part] for part in parts]
 
+    def _in_update_order(
+        self, parts: Sequence[Sequence[TorchUnit]], state: OptimizerState
+    ) -> list[Sequence[TorchUnit]]:
+        """Batches in the order in which they are updated, where that is free.
+
+        It is not where updates follow the backward pass, where an optimizer's own step may draw
+        random numbers or communicate, parameter after parameter, and where two parameters were
+        given one state. Per tensor the order of parameters needs the least memory: that of two
+        neighbours.
+        """
+        ahead = self._config.prefetch == "backward" or self._config.overlap_backward
+        if ahead or self._adapter.steps_itself or not self.packed:
+            return list(parts)
+        if self._table.share_memory(state):
+            return list(parts)
+        sizes = [sum(state.slot.span.nbytes for state in self._states(part)) for part in parts]
+        return [parts[position] for position in update_order(sizes)]
+
     def forget(self) -> None:
         """Let go of device tensors of parameters that may have left the optimizer."""
         self._stagings.clear()
@@ -158,7 +176,7 @@ class Planner:
         state: OptimizerState,
     ) -> Lane:
         device = self._states(units)[0].device
-        batches = self._parts(units, tied)
+        batches = self._in_update_order(self._parts(units, tied), state)
         states = [self._states(batch) for batch in batches]
         bound = self._staging(device).bind(states)
         calls = tuple(

@@ -250,6 +250,10 @@ class StateTable:
             return StayReason.BUDGET
         return reason
 
+    def share_memory(self, state: OptimizerState) -> bool:
+        """Whether two states are one, or overlap: then the order of updates matters."""
+        return bool(self._shared_storages(state))
+
     def _shared_storages(self, state: OptimizerState) -> set[int]:
         """Storages that two states of the optimizer have in common."""
         counts = Counter(
