@@ -25,14 +25,14 @@ from swap_torch import SwapOptimizerConfig, swap_optimizer
 torch.set_num_threads(1)
 
 # Quantized: at least 4096 elements, a multiple of the block size (256, of 4 bits 128).
-SHAPES = ((64, 64), (33,), (16, 512), (7, 3), (4224,))
+SHAPES = ((64, 64), (33,), (16, 272), (7, 3))
 OPTIONS = {"lr": 0.003, "betas": (0.8, 0.9), "weight_decay": 0.1}
 # torch's deepcopy clones such states, which torchao's cannot.
 COPYABLE = [law for law in LAWS if law != "copies"]
 CASES = [
     *(("AdamW8bit", law) for law in COPYABLE),
-    *(("AdamW4bit", law) for law in ("bits", "memory", "state dicts")),
-    *(("AdamWFp8", law) for law in ("bits", "memory", "state dicts")),
+    *(("AdamW4bit", law) for law in ("bits", "state dicts")),
+    *(("AdamWFp8", law) for law in ("bits", "state dicts")),
     *((name, "bits") for name in ("Adam8bit", "Adam4bit", "AdamFp8")),
 ]
 
@@ -77,6 +77,9 @@ def test_law(name: str, law: str) -> None:
     check_law(law, Subject(partial(kind, lr=0.01), shapes=SHAPES, group_options=(OPTIONS,)))
 
 
+# torch's own, about what its compiler imports, and about torchao's states in its cache.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:OptimState8bit does not implement")
 def test_compiled_updates_have_native_bits_and_are_compiled_once() -> None:
     native, packed, each = (make("AdamW8bit", shapes=((64, 64), (33,))) for _ in range(3))
     train([native], 1)
