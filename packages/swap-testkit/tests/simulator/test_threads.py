@@ -112,13 +112,13 @@ from swap_testkit.torch.simulator import Link, Schedule
 from swap_testkit.torch.simulator.role import device_type
 
 device = torch.device(device_type("sim"), 0)
-dist.init_process_group("simccl", store=dist.HashStore(), rank=0, world_size=1)
-groups = [dist.new_group() for _ in range(20)]
 ones, host = torch.ones(4, device=device), torch.zeros(4).pin_memory()
 torch.accelerator.synchronize()
 """
 
 QUEUED = """
+dist.init_process_group("simccl", store=dist.HashStore(), rank=0, world_size=1)
+groups = [dist.new_group() for _ in range(20)]
 simulator.set_schedule(Schedule.THREADS, link=Link(latency=1.0))
 
 def queue():
