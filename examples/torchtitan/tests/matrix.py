@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train every scenario on the torch that is installed, and record what came of it.
 
-``python matrix.py --record`` writes the table into docs/coverage.md; with ``--scenario``, some rows of
-it. Exits with 1 if swapping changed or broke anything that torchtitan does by itself.
+``python matrix.py --record`` writes the table into docs/coverage.md; with ``--scenario``, some rows
+of it. Exits with 1 if swapping changed or broke anything that torchtitan does by itself.
 """
 
 from __future__ import annotations
