@@ -140,22 +140,22 @@ if child:
     sys.exit(os.waitstatus_to_exitcode(status))
 """
 
-BUSY = "while True: pass"
-
 
 @pytest.mark.parametrize("rest", [QUEUED, FORKED], ids=["work is queued", "forked"])
 def test_a_process_ends_at_once(rest: str) -> None:
-    end = "print('end', flush=True)"
-    program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM + rest + end], stdout=subprocess.PIPE, text=True
-    )
-    # On a machine that has other things to do.
-    others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(os.cpu_count() or 1)]
-    try:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "end\n"
-        assert program.wait(timeout=20) == 0
-    finally:
-        for process in (program, *others):
-            process.kill()
-            process.wait()
+    program = PROGRAM + rest + "print('end', flush=True)"
+    others = []
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "end\n"
+            # On a machine that has other things to do.
+            busy = [sys.executable, "-c", "while True: pass"]
+            others = [subprocess.Popen(busy) for _ in range(os.cpu_count() or 1)]
+            assert process.wait(timeout=20) == 0
+        finally:
+            for each in (process, *others):
+                each.kill()
+                each.wait()
