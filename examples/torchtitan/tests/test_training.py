@@ -14,7 +14,14 @@ from _trace import read_traces
 
 SELECTED = {
     "cpu, 1 process": ("cpu", ["AdamW, fused"]),
-    "sim, 1 process": ("sim", ["several param groups", "asynchronous checkpoints, pinned"]),
+    "sim, 1 process": (
+        "sim",
+        [
+            "several param groups",
+            "Muon and AdamW",
+            "asynchronous checkpoints, pinned",
+        ],
+    ),
     "sim, 2 processes": ("sim", ["FSDP2, partial_dtensor", "expert parallel, partial_dtensor"]),
 }
 

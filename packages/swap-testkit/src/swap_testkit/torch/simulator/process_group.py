@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from swap_testkit.torch.simulator import device_module
 from swap_testkit.torch.simulator.control import enabled_name
 from swap_testkit.torch.simulator.work import Result, SimulatedWork, Works
 
@@ -78,8 +77,6 @@ def _let_go_of_gloo() -> None:
 
     One that drops a tensor of Python later takes the lock of a dying interpreter, which aborts.
     """
-    if device_module._is_in_bad_fork():  # which has the groups, and none of the threads
-        return
     for group in list(_groups):
         group.shutdown()
     _gloo_device.cache_clear()
@@ -96,7 +93,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             _gloo(PrefixStore(name, store), rank, size, timeout) for name in ("device", "cpu")
         )
         self._streams: dict[torch.device, torch.Stream] = {}
-        self._rank, self._size = rank, size
+        self._rank, self._size, self._name = rank, size, ""
         _groups.add(self)
 
     def shutdown(self) -> None:
@@ -105,6 +102,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
         Without it they would live until Python's garbage collector finds the group, which device
         meshes refer to in cycles, and which trainers switch off.
         """
+        self._name = self.pg_name
         self._gloo = self._cpu_gloo = None
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
@@ -128,7 +126,9 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
     @property
     def pg_name(self) -> str:
         """The name that torch gave this group."""
-        return str(dist.distributed_c10d._world.pg_names[self])
+        # Kept, because torch asks for it once more after it has forgotten the group.
+        self._name = dist.distributed_c10d._world.pg_names.get(self, self._name)
+        return self._name
 
     @property
     def group_name(self) -> str:

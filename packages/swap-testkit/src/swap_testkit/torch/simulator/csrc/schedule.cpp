@@ -306,13 +306,14 @@ void set_link(double in_bytes_per_second, double out_bytes_per_second, double la
 }
 
 void transfer_over_link(bool to_device, double bytes) {
-  auto& link = link_of(to_device);
-  double speed = link.bytes_per_second;
-  double seconds = link_latency + (speed > 0 ? bytes / speed : 0);
-  if (seconds > 0 && schedule_kind() == ScheduleKind::kThreads) {
-    std::lock_guard<std::mutex> one_at_a_time(link.busy);
-    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+  if (schedule_kind() != ScheduleKind::kThreads) {
+    return;
   }
+  auto& link = link_of(to_device);
+  std::lock_guard<std::mutex> one_at_a_time(link.busy);
+  double speed = link.bytes_per_second; // now: while this transfer queued, the process may end
+  double seconds = link_latency + (speed > 0 ? bytes / speed : 0);
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }
 
 void stop() {
