@@ -9,7 +9,7 @@ from typing import Any
 
 import mindspore as ms
 import pytest
-from mindspore import Parameter, nn
+from mindspore import Parameter, Tensor, nn
 
 from swap_core import StayReason
 
@@ -24,10 +24,17 @@ ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 DTYPES = ["FP32", "BF16", "FP16", "MIXED"]
 
 
-def groups(lr: Any = 0.02) -> Any:
+class FallingDecay(nn.Cell):
+    """Weight decay that is a Tensor, by the number of the update."""
+
+    def construct(self, step: Tensor) -> Tensor:
+        return 0.3 / (step.astype(ms.float32) + 3.0)[0]
+
+
+def groups(lr: Any = 0.02, decay: Any = 0.0) -> Any:
     def grouped(params: list[Parameter]) -> Sequence[Any]:
         return [
-            {"params": params[3:], "lr": lr, "weight_decay": 0.0},
+            {"params": params[3:], "lr": lr, "weight_decay": decay},
             {"params": params[:3], "weight_decay": 0.2},
             {"order_params": params},
         ]
@@ -49,6 +56,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "groups": groups(falling(0.1)),
         "optimizer": {"learning_rate": falling(0.2)},
     },
+    "groups, decay that falls": {"groups": groups(decay=FallingDecay())},
     "amsgrad": {"optimizer": {"amsgrad": True}},
     "maximize": {"optimizer": {"maximize": True}},
 }
@@ -119,6 +127,28 @@ def test_amsgrad_is_what_the_class_makes_of_it(kit, release, fused) -> None:
     keys = {state.key for state in pair.swapped.swap_report().states}
     assert ("max_exp_avg_sq" in keys) is fused
     pair.step(2)
+
+
+def test_the_fused_kernel_gets_the_types_and_numbers_that_it_gets_natively(kit, latest) -> None:
+    """Its real signature is checked on Ascend only; the stand-in would take others, too."""
+    options = {"enable_fused_opt": True, "amsgrad": True, "learning_rate": falling(0.2)}
+    grouped = groups(falling(0.1), FallingDecay())
+    pair = kit.make_twins(latest, groups=grouped, optimizer=options)
+    calls = []
+    for optimizer in (pair.native, pair.swapped):
+        kernel, seen = optimizer.fused_adamw_opt, []
+
+        def noted(*given: Any, kernel: Any = kernel, seen: list[Any] = seen) -> None:
+            tensors, numbers = given[:6], given[6:]
+            seen.append(([(str(t.dtype), t.shape) for t in tensors], [*map(repr, numbers)]))
+            kernel(*given)
+
+        optimizer.fused_adamw_opt = noted
+        calls.append(seen)
+    pair.step(1)
+    native, swapped = calls
+    assert swapped == native
+    assert len(swapped) == 6
 
 
 def test_the_fused_kernel_without_amsgrad_has_no_third_moment(kit, latest) -> None:

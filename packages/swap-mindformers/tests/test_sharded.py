@@ -38,6 +38,13 @@ class DTensor:
     def float(self) -> Tensor:
         return self._local_tensor.float()
 
+    def asnumpy(self) -> Any:
+        return self._local_tensor.asnumpy()
+
+    def set_data(self, data: Tensor, slice_shape: bool = False) -> None:
+        self._local_tensor._update_data(data)
+        self._update_data(data)  # type: ignore[attr-defined]
+
 
 class ParameterDTensor(DTensor, Parameter):
     pass
@@ -59,6 +66,7 @@ def test_the_local_shard_is_updated_and_watched(kit, latest, monkeypatch, packed
     monkeypatch.setattr(compat, "DTensor", DTensor)
     native = kit.make_adamw(latest)  # the shards as plain parameters
     optimizer = kit.make_adamw(latest, lambda params: list(map(sharded, params)))
+    optimizer.fp32_params = tuple(map(sharded, optimizer.fp32_params))
     assert type(optimizer.parameters[0]) is ParameterDTensor
     assert optimizer.parameters[0].shape == (66, 17)
     config = SwapOptimizerConfig(
@@ -79,7 +87,7 @@ def test_the_local_shard_is_updated_and_watched(kit, latest, monkeypatch, packed
     assert report.idle_device_bytes == kit.device_bytes(optimizer) == 0
     shard = optimizer.parameters[3].to_local()
     with ms._no_grad():
-        shard.copy_(shard * 0)
+        shard.copy_(Tensor(np.zeros(shard.shape, np.float32)).astype(shard.dtype))
     with pytest.warns(RuntimeWarning, match=r"^1 model parameters \(layer3"):
         optimizer(given)  # whose samples meet it
 
