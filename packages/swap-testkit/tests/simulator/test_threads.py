@@ -105,7 +105,7 @@ def test_groups_have_two_threads_until_they_are_destroyed(nproc: int) -> None:
 
 
 PROGRAM = """
-import os, sys, threading, time
+import os, signal, sys, threading, time
 import torch
 import torch.distributed as dist
 from swap_testkit.torch import simulator
@@ -139,6 +139,7 @@ child = os.fork()
 if child:
     _, status = os.waitpid(child, 0)
     sys.exit(os.waitstatus_to_exitcode(status))
+signal.alarm(60)  # nobody else would end one that hangs
 """
 
 
