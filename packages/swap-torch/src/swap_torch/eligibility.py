@@ -10,8 +10,9 @@ import torch
 from swap_core import StayReason, SwapOptimizerConfig
 from swap_torch.device import AnyTorchDevice, accelerator_device
 from swap_torch.forms import memories_of
+from swap_torch.matching import qualified_name
 
-__all__ = ["Eligibility", "is_dense", "qualified_name"]
+__all__ = ["Eligibility", "is_dense"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,6 @@ class Eligibility:
         if exists and not all(map(_owns_storage, memories)):
             return StayReason.SHARES_STORAGE
         return None
-
-
-def qualified_name(kind: type) -> str:
-    """Module and name of a class, by which it is known without being imported."""
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _owns_storage(tensor: torch.Tensor) -> bool:

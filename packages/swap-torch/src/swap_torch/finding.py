@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from swap_core import UnsupportedOptimizerError, find_adapter
 from swap_torch.adapter import TorchSwapAdapter
+from swap_torch.matching import qualified_name
 
 __all__ = ["find_torch_adapter"]
 
@@ -53,7 +54,7 @@ def find_torch_adapter(optimizer: object) -> type[TorchSwapAdapter]:
 
 def _why_not(optimizer: object) -> str:
     for kind in type(optimizer).__mro__:
-        known = _WHY_NOT.get(f"{kind.__module__}.{kind.__qualname__}")
+        known = _WHY_NOT.get(qualified_name(kind))
         if known is not None:
             return known
     inner = [f"{name} ({type(each).__qualname__})" for name, each in _inner_optimizers(optimizer)]

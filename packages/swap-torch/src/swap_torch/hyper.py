@@ -18,6 +18,7 @@ import torch
 from swap_core import SwapOptimizerConfig, UnsupportedOptimizerError
 from swap_torch.adam import TorchAdamBaseAdapter, hyper_parameters
 from swap_torch.adapter import Group, Kernel, UpdateCall
+from swap_torch.matching import qualified_name
 from swap_torch.sharding import local_of
 
 __all__ = ["TorchHyperAdamWAdapter"]
@@ -41,8 +42,7 @@ class TorchHyperAdamWAdapter(TorchAdamBaseAdapter):
     @classmethod
     def matches(cls, optimizer: object) -> bool:
         """Just that class: a subclass may step differently."""
-        kind = type(optimizer)
-        return f"{kind.__module__}.{kind.__qualname__}" == _NAME and isinstance(
+        return qualified_name(type(optimizer)) == _NAME and isinstance(
             optimizer, torch.optim.Optimizer
         )
 

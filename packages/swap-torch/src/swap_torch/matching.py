@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which class an optimizer steps as."""
+"""Which class an object is of, also if that was never imported, and which one it steps as."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import inspect
 
 import torch
 
-__all__ = ["steps_as"]
+__all__ = ["qualified_name", "steps_as"]
+
+
+def qualified_name(kind: type) -> str:
+    """Module and name of a class, by which it is known without being imported."""
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def steps_as(optimizer: torch.optim.Optimizer, base: type[torch.optim.Optimizer]) -> bool:

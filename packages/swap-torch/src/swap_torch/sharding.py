@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from swap_torch.matching import qualified_name
+
 __all__ = [
     "is_sharded",
     "largest_shard",
@@ -61,7 +63,7 @@ def _wrapper_of(kind: type) -> _Wrapper:
         return known
     # Nobody can have a DTensor before its module is there, and importing that takes a second.
     module = sys.modules.get("torch.distributed.tensor")
-    names = {f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__}
+    names = set(map(qualified_name, kind.__mro__))
     if module is not None and module.DTensor in kind.__mro__:
         found = _Wrapper.DTENSOR
     else:
