@@ -70,13 +70,10 @@ FOREACH_ON_CPU = mock.patch.object(_MODULE, _NAME, return_value=["cpu"])
 # For each workload, the most that a packed step may take, in native steps.
 # FSDP2 makes a gradient with the very spec object of its parameter (`to_sharded_dtensor`), and so
 # does `dtensor`. In `dtensor-equal-spec` it is another object with the same content.
-# On a CPU the foreach kernels are loops over tensors, which nothing chooses there by itself; alone
-# they take 0.30 to 0.40 of a native step on DTensors, so 0.4 leaves nothing for moving states.
-OF_DTENSORS = {"for-loop": 0.4, "foreach": 0.5, "fused": 0.4}
 WORKLOADS: dict[str, dict[str, float]] = {
     "one-element/plain": {"for-loop": 1.05, "foreach": 1.1, "fused": 1.0},
-    "one-element/dtensor": OF_DTENSORS,
-    "one-element/dtensor-equal-spec": OF_DTENSORS,
+    "one-element/dtensor": dict.fromkeys(IMPLEMENTATIONS, 0.4),
+    "one-element/dtensor-equal-spec": dict.fromkeys(IMPLEMENTATIONS, 0.4),
     "rfc/plain": {},
     "rfc/dtensor": {},
 }
