@@ -13,6 +13,10 @@ each state by itself and builds all lists in each step; ``per-tensor`` and ``pac
 ``swap_optimizer`` on a CPU as device, whose streams and events are Python objects and part of the
 time. Each round is one step of each, in random order, so noise of the machine hits all alike. All
 must end with the same bits.
+
+``net`` is what is left of a swapped step and of the native step when the time of ``kernels`` is
+taken from both. On a CPU foreach kernels are loops over the tensors, which a device runs itself: of
+a native foreach step of DTensors they are more than a third, so there the target is for ``net``.
 """
 
 from __future__ import annotations
@@ -77,8 +81,10 @@ WORKLOADS: dict[str, dict[str, float]] = {
     "rfc/plain": {},
     "rfc/dtensor": {},
 }
-# What the targets hold for. Processor time leaves out the turns of other processes; what else
-# disturbs a step only adds to it, so the minimum is nearest to what the code itself takes.
+NET = ("one-element/dtensor foreach", "one-element/dtensor-equal-spec foreach")
+# What the targets hold for, of the step or, in rows of NET, of its net time. Processor time leaves
+# out the turns of other processes; what else disturbs a step only adds to it, so the minimum is
+# nearest to what the code itself takes.
 CHECKED = "CPU min"
 SWAP_TIMES = 16
 
@@ -186,33 +192,27 @@ class BareKernels(Contender):
         (lists,) = collect(optimizer)
         params, grads, firsts, seconds, maxima, steps = ([local(t) for t in li] for li in lists)
         # Counters in a row, as swapping keeps them; with `finish`, each its own again.
-        self.steps, row = steps, torch.stack(steps)
-        counters = steps if implementation_of(group) == "for-loop" else list(row.unbind())
-        self.row = row if counters is not steps else None
-        self.lists = AdamLists(params, grads, firsts, seconds, maxima, counters, row)
+        self.steps, self.row = steps, torch.stack(steps)
+        counters = list(self.row.unbind())
+        self.lists = AdamLists(params, grads, firsts, seconds, maxima, counters, self.row)
         self.numbers: dict[str, Any] = {key: group[key] for key in ("lr", "eps", "weight_decay")}
         self.numbers["beta1"], self.numbers["beta2"] = group["betas"]
+        name = implementation_of(group)
         self.options = AdamOptions(
-            fused=bool(group["fused"]), amsgrad=False, maximize=False, decays=True, decoupled=True
+            fused=name == "fused",
+            foreach=name == "foreach",
+            amsgrad=False,
+            maximize=False,
+            decays=True,
+            decoupled=True,
         )
 
     @torch.no_grad()
     def step(self) -> None:
-        if self.row is not None:
-            direct_adam(self.lists, self.options, self.numbers)
-        else:
-            adam(
-                *self.lists[:6],
-                foreach=False,
-                amsgrad=False,
-                maximize=False,
-                decoupled_weight_decay=True,
-                **self.numbers,
-            )
+        direct_adam(self.lists, self.options, self.numbers)
 
     def finish(self) -> None:
-        if self.row is not None:
-            torch._foreach_copy_(self.steps, list(self.row.unbind()))
+        torch._foreach_copy_(self.steps, list(self.row.unbind()))
 
 
 def implementation_of(group: dict[str, Any]) -> str:
@@ -265,7 +265,13 @@ class Result:
     ms: dict[str, float]  # of a step
     ratios: dict[str, float]  # of these to native's
     counts: dict[str, float]  # what its ledger counted in a measured step, on average
-    limit: float | None  # the most that the ratio of CHECKED may be
+    net: float | None  # the ratio of CHECKED without the kernels; packed steps only
+    limit: float | None  # the most that the ratio of CHECKED, or in rows of NET this, may be
+
+    def checked(self) -> float:
+        """What the limit is for."""
+        net = self.net if f"{self.workload} {self.implementation}" in NET else None
+        return self.ratios[CHECKED] if net is None else net
 
 
 def figures(times: list[tuple[float, float]]) -> dict[str, float]:
@@ -286,13 +292,15 @@ def measure_row(workload: str, name: str, repeats: int) -> list[Result]:
         before = {key: contender.counts() for key, contender in contenders.items()}
         times = run_rounds(contenders, repeats)
     verify_bits(contenders, f"{workload} {name}")
-    results, native = [], figures(times["native"])
+    results, native, kernels = [], figures(times["native"]), figures(times["kernels"])
     for key, contender in contenders.items():
         ms, after = figures(times[key]), contender.counts()
         ratios = {figure: ms[figure] / native[figure] for figure in ms}
         counts = {field: (after[field] - old) / repeats for field, old in before[key].items()}
-        limit = WORKLOADS[workload].get(name) if key == "packed" else None
-        results.append(Result(workload, name, key, ms, ratios, counts, limit))
+        net = (ms[CHECKED] - kernels[CHECKED]) / (native[CHECKED] - kernels[CHECKED])
+        limit = WORKLOADS[workload].get(name)
+        told = (net, limit) if key == "packed" else (None, None)
+        results.append(Result(workload, name, key, ms, ratios, counts, *told))
     return results
 
 
@@ -328,9 +336,10 @@ def verify_bits(contenders: dict[str, Contender], where: str) -> None:
 
 def failures(results: Sequence[Result]) -> Iterator[str]:
     for each in results:
-        where, ratio = f"{each.workload} {each.implementation}", each.ratios[CHECKED]
+        where, ratio = f"{each.workload} {each.implementation}", each.checked()
         if each.limit is not None and ratio > each.limit:
-            yield f"{where}: packed is {ratio:.3f} x native; the target is <= {each.limit} x"
+            what = "the net time of packed" if where in NET else "packed"
+            yield f"{where}: {what} is {ratio:.3f} x native; the target is <= {each.limit} x"
         for field in ("plans_built", "views_made", "host_allocations"):
             if each.counts.get(field):
                 yield f"{where} {each.contender}: {each.counts[field]:g} {field} per step, not 0"
@@ -341,14 +350,16 @@ def table(workload: str, results: Sequence[Result]) -> Table:
     title = f"{workload}: {len(sizes)} tensors, {sum(sizes):,} parameters; × is relative to native"
     drawn, shown = Table("", "step", title=title, box=box.MARKDOWN), ("min", "median", "CPU min")
     numbers = (*(f"{name} ms" for name in shown), *(f"× {name}" for name in shown))
-    for column in (*numbers, "target", "copies", "new plans + views"):
+    for column in (*numbers, "× net", "target", "copies", "new plans + views"):
         drawn.add_column(column, justify="right")
     for each in results:
         spent = (f"{value[name]:.2f}" for value in (each.ms, each.ratios) for name in shown)
-        target = "" if each.limit is None else f"≤ {each.limit:.2f}"
+        net = "" if each.net is None else f"{each.net:.2f}"
+        mark = " net" if each.checked() == each.net else ""
+        target = "" if each.limit is None else f"≤ {each.limit:.2f}{mark}"
         pairs = ("copies_in", "copies_out"), ("plans_built", "views_made")
         told = (" + ".join(f"{each.counts[k]:g}" for k in pair if each.counts) for pair in pairs)
-        drawn.add_row(each.implementation, each.contender, *spent, target, *told)
+        drawn.add_row(each.implementation, each.contender, *spent, net, target, *told)
     return drawn
 
 

@@ -96,10 +96,16 @@ def test_edited_counters_are_used(
     assert [counter.item() for counter in counters(pair.swapped)] == [3.0, 42.0, 3.0, 3.0]
 
 
+@pytest.mark.parametrize(
+    "options", [FUSED, {}, {"foreach": False}], ids=["fused", "foreach", "for-loop"]
+)
 def test_a_counter_that_two_parameters_share_advances_twice_as_natively(
-    twins: Callable[..., Any], train: Callable[..., None]
+    twins: Callable[..., Any],
+    train: Callable[..., None],
+    foreach_on_cpu: None,
+    options: dict[str, Any],
 ) -> None:
-    pair = twins(SHAPES, config=SwapOptimizerConfig(swap_times=1, min_numel=0), **FUSED)
+    pair = twins(SHAPES, config=SwapOptimizerConfig(swap_times=1, min_numel=0), **options)
     train(pair, 1)
     for optimizer in (pair.native, pair.swapped):
         first, second, *_ = optimizer.state.values()

@@ -165,7 +165,8 @@ def update_raises(
             count = (len(call.params) + 1) // 2
             grads = range(10**6)[call.grads] if isinstance(call.grads, slice) else call.grads
             states = {key: tensors[:count] for key, tensors in call.states.items()}
-            part = {"params": call.params[:count], "grads": tuple(grads)[:count], "states": states}
+            part: dict[str, Any] = {"params": call.params[:count], "grads": tuple(grads)[:count]}
+            part |= {"states": states, "counters": call.counters[:count]}
             native(step, dataclasses.replace(call, **part))
         raise error
 

@@ -13,7 +13,11 @@ import torch
 from swap_torch import SwapOptimizerConfig, adam, kernels
 
 FUSED: dict[str, Any] = {"fused": True}
-OPTIONS = [kernels.AdamOptions(*flags) for flags in itertools.product((True, False), repeat=5)]
+IMPLEMENTATIONS = [(True, False), (False, True), (False, False)]
+OPTIONS = [
+    kernels.AdamOptions(*implementation, *flags)
+    for implementation, *flags in itertools.product(IMPLEMENTATIONS, *[(True, False)] * 4)
+]
 
 
 @pytest.fixture
@@ -45,7 +49,9 @@ def test_direct_kernels_agree_with_the_functional(
     assert kernels.agrees(options, torch.device("cpu"), dtype)
 
 
-@pytest.mark.parametrize("options", [{}, FUSED], ids=["foreach", "fused"])
+@pytest.mark.parametrize(
+    "options", [{}, FUSED, {"foreach": False}], ids=["foreach", "fused", "for-loop"]
+)
 def test_plain_numbers_take_the_direct_kernels(
     twins: Callable[..., Any],
     train: Callable[..., None],
@@ -70,7 +76,6 @@ def scaled(optimizer: torch.optim.Optimizer) -> None:
         pytest.param({"lr": torch.tensor(0.01), **FUSED}, None, id="tensor lr"),
         pytest.param({"dtype": [torch.float32, torch.float64], **FUSED}, None, id="two dtypes"),
         pytest.param(FUSED, scaled, id="scaled"),
-        pytest.param({"foreach": False}, None, id="for-loop"),
     ],
 )
 def test_everything_else_takes_the_functional(
@@ -88,6 +93,27 @@ def test_everything_else_takes_the_functional(
     )
     train(pair, 3)
     assert functional == [3, 3, 3]
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_a_parameter_that_fails_in_a_for_loop_leaves_those_after_it_as_they_were(
+    twins: Callable[..., Any], train: Callable[..., None], functional: list[int], failing: int
+) -> None:
+    config = SwapOptimizerConfig(swap_times=1, min_numel=0)
+    pair = twins([(4,), (5,), (6,)], config=config, foreach=False)
+    train(pair, 1)
+    pair.give_gradients()
+    for optimizer in (pair.native, pair.swapped):
+        state = list(optimizer.state.values())[failing]
+        good, state["exp_avg"] = state["exp_avg"], torch.zeros(7)
+        with pytest.raises(RuntimeError, match="size of tensor"):
+            optimizer.step()
+        counted = [each["step"].item() for each in optimizer.state.values()]
+        assert counted == [2.0] * (failing + 1) + [1.0] * (2 - failing)
+        state["exp_avg"] = good
+    pair.check()
+    train(pair, 2)
+    assert functional == []
 
 
 WRONG: dict[str, Callable[[Any], Any]] = {

@@ -198,7 +198,10 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
     ) -> AdamOptions | None:
         """How to call the kernels directly; None if the functional is to be called."""
         kernel = call.kernel
-        if not call.uniform or kernel.has_complex or not (kernel.fused or kernel.foreach):
+        if not call.uniform or kernel.has_complex:
+            return None
+        # Only in a row has each parameter a counter of its own, which the loop relies on.
+        if call.counters is None and not (kernel.fused or kernel.foreach):
             return None
         if any(isinstance(number, torch.Tensor) for number in numbers.values()):
             return None
@@ -206,6 +209,7 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
             return None
         options = AdamOptions(
             fused=kernel.fused,
+            foreach=kernel.foreach,
             amsgrad=group["amsgrad"],
             maximize=group["maximize"],
             decays=group["weight_decay"] != 0,

@@ -6,7 +6,7 @@ one by one, in every call. A plan knows that the lists of a batch are of one kin
 counters in a row; so it can call the same kernels in the same order with the same numbers.
 
 Whether they are the same on this version of torch and on this device is not believed but tried:
-:func:`agrees` runs both on a few numbers, once, before a direct kernel is used.
+:func:`agrees` runs both on some numbers, once, before a direct kernel is used.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class AdamOptions(NamedTuple):
     """What decides which kernels run."""
 
     fused: bool
+    foreach: bool
+    """Neither: a kernel for each operation and parameter."""
     amsgrad: bool
     maximize: bool
     decays: bool
@@ -52,7 +54,7 @@ def direct_adam(lists: AdamLists, options: AdamOptions, numbers: Mapping[str, An
 
     Args:
         lists: As for :func:`torch.optim.adam.adam`; real numbers, gradients not kept.
-        options: ``fused`` or else foreach.
+        options: ``fused``, ``foreach`` or neither.
         numbers: ``lr``, ``beta1``, ``beta2``, ``eps`` and ``weight_decay``, Python numbers.
     """
     if options.fused:
@@ -64,8 +66,10 @@ def direct_adam(lists: AdamLists, options: AdamOptions, numbers: Mapping[str, An
             maximize=options.maximize,
             **numbers,
         )
-    else:
+    elif options.foreach:
         _foreach_adam(lists, options, **numbers)
+    else:
+        _for_loop_adam(lists, options, **numbers)
 
 
 def _advance(lists: AdamLists) -> None:
@@ -111,6 +115,48 @@ def _foreach_adam(
     torch._foreach_addcdiv_(params, firsts, denominators, sizes)
 
 
+def _for_loop_adam(
+    lists: AdamLists,
+    options: AdamOptions,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """The kernels of ``_single_tensor_adam``, without ``capturable`` and ``differentiable``.
+
+    There the quotient is a new tensor; here the root is divided in place, with the same bits. A
+    parameter that fails leaves those after it as they were.
+    """
+    _advance(lists)
+    params, grads, firsts, seconds = lists.params, lists.grads, lists.exp_avgs, lists.exp_avg_sqs
+    maxima = lists.max_exp_avg_sqs or seconds
+    begun = 0
+    try:
+        sizes, roots = _corrections(_values(lists), lr, beta1, beta2)
+        for param, grad, first, second, maximum, size, root in zip(
+            params, grads, firsts, seconds, maxima, sizes, roots, strict=True
+        ):
+            begun += 1
+            if options.maximize:
+                grad = -grad  # a new tensor
+            if options.decays and options.decoupled:
+                param.mul_(1 - lr * weight_decay)
+            elif options.decays:
+                grad = grad.add(param, alpha=weight_decay)
+            first.lerp_(grad, 1 - beta1)
+            second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+            if options.amsgrad:
+                torch.maximum(maximum, second, out=maximum)
+            param.addcdiv_(first, maximum.sqrt().div_(root).add_(eps), value=size)
+    except BaseException:
+        for step in lists.steps[begun:]:
+            step.sub_(1)
+        raise
+
+
 def _values(lists: AdamLists) -> Sequence[float]:
     if lists.row is not None:
         values: list[float] = lists.row.tolist()
@@ -131,7 +177,7 @@ def _corrections(
 def agrees(options: AdamOptions, device: torch.device, dtype: torch.dtype) -> bool:
     """Tell whether :func:`direct_adam` gives the bits of torch's functional, by trying both.
 
-    Blocks the host until the device is done; a few hundred bytes of device memory for that time.
+    Blocks the host until the device is done; some kilobytes of device memory for that time.
 
     Raises:
         torch.OutOfMemoryError: there is no room for them.
@@ -153,7 +199,7 @@ def _agrees(options: AdamOptions, device: torch.device, dtype: torch.dtype, *, f
         direct_adam(mine, options, numbers)
         adam(
             *native[:6],
-            foreach=not options.fused,
+            foreach=options.foreach,
             fused=options.fused,
             amsgrad=options.amsgrad,
             maximize=options.maximize,
@@ -167,14 +213,15 @@ def _agrees(options: AdamOptions, device: torch.device, dtype: torch.dtype, *, f
 def _examples(
     options: AdamOptions, device: torch.device, dtype: torch.dtype, *, flat: bool
 ) -> AdamLists:
-    """A few numbers of every sign, and counters that differ."""
+    """Some numbers of every sign, and counters that differ."""
 
     def tensors(shift: float) -> list[torch.Tensor]:
-        numbers = torch.arange(1, 6, device=device).sub(shift).div(7).to(dtype)
+        numbers = torch.arange(1, 102, device=device).sub(shift).div(7).to(dtype)
         return [numbers[:2].clone(), numbers[2:].clone()]
 
     row = torch.tensor([3.0, 8.0], device=device if options.fused else "cpu")
-    maxima = tensors(-0.5) if options.amsgrad else []
+    # Some above the second moments, some below.
+    maxima = [each.flip(0) for each in tensors(-0.5)] if options.amsgrad else []
     steps = list(row.unbind())
     lists = tensors(3.2), tensors(2.4), tensors(4.1), tensors(0), maxima, steps
     return AdamLists(*lists, row if flat else None)
