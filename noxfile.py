@@ -94,6 +94,11 @@ if loaded:
 """
 
 
+# To compile all of a framework takes longer than to install it. What is imported is compiled, once.
+PINNED = ("--no-compile", "-c", "constraints-dev.txt")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
 def group(name: str, folder: str = ".") -> tuple[str, ...]:
     """Return the requirements of a dependency group."""
     project = nox.project.load_toml(ROOT / folder / "pyproject.toml")
@@ -105,7 +110,7 @@ def install(
 ) -> None:
     """Install distributions from their folders, and requirements, with the pinned torch."""
     folders = [distribution.folder for distribution in distributions]
-    session.install("-c", "constraints-dev.txt", *folders, *requirements)
+    session.install(*PINNED, *folders, *requirements)
 
 
 def install_mindformers(session: nox.Session) -> str:
@@ -151,7 +156,7 @@ def run_tests(session: nox.Session, distribution: Distribution, *options: str) -
 
 def run_blocks(session: nox.Session, framework: str, pages: Iterable[str]) -> None:
     """Run the code of pages, which is all of one framework."""
-    session.install("-c", "constraints-dev.txt", *group("blocks"))
+    session.install(*PINNED, *group("blocks"))
     session.run(
         *("pytest", "-p", f"blocks_{framework}", *pages),
         env={"PYTHONPATH": str(ROOT / "docs" / "checks"), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
@@ -241,7 +246,7 @@ def downstream(session: nox.Session) -> None:
         session.run(
             "python", "-m", "build", "--wheel", "--outdir", str(wheels), distribution.folder
         )
-    session.install("-c", "constraints-dev.txt", *map(str, wheels.iterdir()), "pytest")
+    session.install(*PINNED, *map(str, wheels.iterdir()), "pytest")
     # In its own folder, with its own settings: nothing of this repository is on the path.
     session.chdir("examples/downstream_alignment")
     session.run("pytest", "-c", "pyproject.toml", *session.posargs)
@@ -370,7 +375,7 @@ def check_import(session: nox.Session, distribution: Distribution, wheel: Path) 
     environment = Path(session.create_tmp()) / distribution.name
     session.run("python", "-m", "venv", "--clear", str(environment))
     python = str(environment / ("Scripts" if os.name == "nt" else "bin") / "python")
-    pip = (python, "-m", "pip", "install", "-q", "-c", "constraints-dev.txt")
+    pip = (python, "-m", "pip", "install", "-q", *PINNED)
     check = (python, "-c", CHECK_IMPORT, distribution.module, distribution.name)
     for extras in ("", *(f"[{extra}]" for extra in distribution.portable_extras)):
         session.run(*pip, "--find-links", str(BUILT), f"{wheel}{extras}", external=True)
