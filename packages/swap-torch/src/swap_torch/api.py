@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from swap_core import AlreadyWrappedError, SwapOptimizerConfig, UnsupportedOptimizerError
 from swap_torch.adapter import TorchSwapAdapter
+from swap_torch.announcing import announce_host_memory, warn_if_nothing_swaps
 from swap_torch.device import AnyTorchDevice
 from swap_torch.optimizer import TorchSwapOptimizer, make_engine, turn_into_swap_optimizer
 
@@ -76,8 +77,8 @@ def swap_optimizer(
     engine = make_engine(optimizer, config or SwapOptimizerConfig(), device, _checked(adapter))
     engine.adopt(optimizer.state)
     turn_into_swap_optimizer(optimizer, engine)
-    engine.warn_if_nothing_swaps()
-    engine.announce_host_memory()
+    warn_if_nothing_swaps(engine)
+    announce_host_memory(engine)
     return optimizer
 
 

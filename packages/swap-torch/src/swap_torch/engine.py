@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import warnings
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Any, final
@@ -15,12 +13,10 @@ import torch
 from swap_core import (
     HostMemory,
     Ledger,
-    StayReason,
     SwapOptimizerConfig,
     SwapReport,
     Tracer,
     available_host_memory,
-    format_bytes,
 )
 from swap_torch.adapter import TorchStep, TorchSwapAdapter
 from swap_torch.ahead import BackwardTrigger
@@ -39,8 +35,6 @@ from swap_torch.snapshot import Snapshots
 from swap_torch.states import OptimizerState, StateTable
 
 __all__ = ["SwapEngine"]
-
-_LOG = logging.getLogger("swap_torch")
 
 _PLANS_KEPT = 8
 """Sets of active parameters that come back, such as the experts of a mixture, keep their plans."""
@@ -238,31 +232,6 @@ class SwapEngine:
         self._forget_plans()
         self._phases.enter(phase, state)
 
-    def warn_if_nothing_swaps(self) -> None:
-        """Warn, once, when no state of any parameter can ever swap, and say why."""
-        report = self.report(self.adapter.optimizer.state)
-        reasons = report.stay_counts()
-        may_swap = {None, StayReason.NOT_MATERIALISED}
-        if any(state.stays in may_swap for state in report.states):
-            return
-        if not report.states and any(g["params"] for g in self.adapter.optimizer.param_groups):
-            warnings.warn(
-                f"swap_optimizer: this {self.adapter.supports()} keeps no states with its options, "
-                f"so there is nothing to swap. It works as before.",
-                UserWarning,
-                stacklevel=3,
-            )
-        if not report.states:
-            return
-        told = "; ".join(f"{count} because {reason.value}" for reason, count in reasons.items())
-        warnings.warn(
-            f"swap_optimizer: none of the {len(report.states)} states of this "
-            f"{self.adapter.supports()} can swap: {told}. The optimizer works as before and saves "
-            f"no memory.",
-            UserWarning,
-            stacklevel=3,
-        )
-
     def host_memory(self) -> HostMemory:
         """Tell what host memory all states need, once they exist, and what there is."""
         processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
@@ -272,19 +241,6 @@ class SwapEngine:
             processes=int(processes) if processes.isdigit() else 1,
             available_bytes=available_host_memory(),
         )
-
-    def announce_host_memory(self) -> None:
-        """Log what host memory is needed and free; warn when it is too little."""
-        memory = self.host_memory()
-        _LOG.info("%s: %s", self.adapter.supports(), memory)
-        if memory.missing_bytes:
-            warnings.warn(
-                f"swap_optimizer: {memory}: {format_bytes(memory.missing_bytes)} too little. "
-                f"Let states stay on the device (device_budget), use more hosts, or shard the "
-                f"optimizer; else the first step may be killed.",
-                ResourceWarning,
-                stacklevel=3,
-            )
 
     def report(self, state: OptimizerState) -> SwapReport:
         """Describe states, latest batches and counters. Blocks until stores are done."""

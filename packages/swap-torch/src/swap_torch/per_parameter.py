@@ -1,26 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any optimizer that updates each parameter by itself: its own ``step``, batch by batch.
 
-[Note: its own step]
-Each batch is updated by the optimizer's own ``step``, called on a stand-in: an object of the
-optimizer's class that has its attributes and one of its groups, with the batch's parameters only
-and their states on the device. So results are native ones, whatever the optimizer computes, as long
-as no parameter's update depends on another parameter.
-
-States are made by the optimizer too, in the first batch that updates their parameter: they are
-copied into the batch's device memory after the update, and stored with it. What the adapter says of
-new states decides where they will live; if it is wrong, the state is on the device until the next
-update.
-
-What ``step`` changes in a group or in the optimizer itself, such as a counter, is seen by no other
-batch of the same update, and kept once.
+See [Note: its own step] in :mod:`swap_torch.stand_in`.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -35,28 +21,10 @@ from swap_core import (
 )
 from swap_torch.adapter import Group, Kernel, TorchStep, TorchSwapAdapter, UpdateCall
 from swap_torch.matching import steps_as
-from swap_torch.optimizer import TorchSwapOptimizer
 from swap_torch.parts import Member, PartCall
-from swap_torch.states import OptimizerState
+from swap_torch.stand_in import PartStep, remember, step_part
 
 __all__ = ["PerParameterAdapter"]
-
-_MISSING = object()
-_NOT_SHARED = {"state", "param_groups", "step", "_swap"}
-"""Attributes of the optimizer that a stand-in does not get: it has its own, or none."""
-_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-
-
-@dataclass(slots=True)
-class _PartStep(TorchStep):
-    """What one call of ``step()`` works on, as it was when it began."""
-
-    groups: list[Group] = field(default_factory=list)
-    attributes: dict[str, Any] = field(default_factory=dict)
-    made: dict[tuple[object, str], Any] = field(default_factory=dict)
-    """What calls changed, by the group's index (None: the optimizer itself) and key."""
-    stepped: set[int] = field(default_factory=set)
-    """Groups of which at least one part was updated."""
 
 
 class PerParameterAdapter(TorchSwapAdapter):
@@ -205,128 +173,20 @@ class PerParameterAdapter(TorchSwapAdapter):
 
     def prepare_step(self) -> TorchStep:
         """Collect the gradients, and remember groups and attributes as they are."""
-        step = super().prepare_step()
-        optimizer = self.optimizer
-        return _PartStep(
-            params=step.params,
-            masks=step.masks,
-            options=step.options,
-            grads=step.grads,
-            groups=[dict(group) for group in optimizer.param_groups],
-            attributes={k: v for k, v in vars(optimizer).items() if k not in _NOT_SHARED},
-        )
+        return remember(super().prepare_step(), self.optimizer)
 
     def step_batch(self, step: TorchStep, call: UpdateCall) -> None:
         """Run the optimizer's own step on the parameters of ``call``."""
-        if not isinstance(step, _PartStep) or not isinstance(call, PartCall):
+        if not isinstance(step, PartStep) or not isinstance(call, PartCall):
             raise SwapInternalError(f"{type(self).__qualname__} was given {call!r}")
         options = self.same_for_all(step.groups[call.group_index], call.kernel)
-        self._step_part(step, call.group_index, call.members, options)
+        step_part(self, step, call.group_index, call.members, options)
 
     def finish_step(self, step: TorchStep) -> None:
         """Run it for groups without gradients too: some count steps nevertheless."""
-        if not isinstance(step, _PartStep):
+        if not isinstance(step, PartStep):
             raise SwapInternalError(f"{type(self).__qualname__} was given {step!r}")
         for index in range(len(step.groups)):
             if index not in step.stepped:
                 members = [Member(param, {}) for param in step.params[index]]
-                self._step_part(step, index, members, {})
-
-    def _step_part(
-        self, step: _PartStep, index: int, members: Sequence[Member], same: Mapping[str, Any]
-    ) -> None:
-        """Step a stand-in for the optimizer; see [Note: its own step]."""
-        optimizer = self.optimizer
-        state: OptimizerState = vars(optimizer)["state"]
-        given = {member.param: member.given(state) for member in members}
-        kind = _native_class(optimizer)
-        stand_in = kind.__new__(kind)
-        attributes = step.attributes | {hooks: OrderedDict() for hooks in _HOOKS}
-        group = {**step.groups[index], **same, "params": [member.param for member in members]}
-        entries: OptimizerState = defaultdict(
-            dict, {param: dict(entry) for param, entry in given.items() if entry is not None}
-        )
-        vars(stand_in).update(attributes, param_groups=[group], state=entries)
-        step.stepped.add(index)
-        try:
-            _bare_step(kind)(stand_in)
-        finally:
-            for member in members:
-                _take_entry(member, given[member.param] or {}, entries, state)
-            seen = {*_NOT_SHARED, *_HOOKS}
-            changed = _changes(attributes, vars(stand_in), seen)
-            self._keep(step, None, changed, vars(optimizer))
-            changed = _changes(step.groups[index], group, {"params", *same})
-            self._keep(step, index, changed, optimizer.param_groups[index])
-
-    def _keep(
-        self,
-        step: _PartStep,
-        where: int | None,
-        changed: Mapping[str, object],
-        owner: dict[str, Any],
-    ) -> None:
-        """Keep what the first call changed; later ones of the same step must agree."""
-        for key, value in changed.items():
-            first = step.made.setdefault((where, key), value)
-            if first is value:
-                owner[key] = value
-            elif not _agree(first, value):
-                what = "the optimizer's attribute" if where is None else f"group {where}'s"
-                raise UnsupportedOptimizerError(
-                    f"{self.supports()} made of {what} {key!r} {first!r} in one batch and "
-                    f"{value!r} in another, of the same update: it depends on all parameters, so "
-                    f"this optimizer cannot be updated batch by batch. Parameters of this update "
-                    f"may be wrong; go on from a checkpoint, without swapping."
-                )
-
-
-def _native_class(optimizer: Optimizer) -> type[Optimizer]:
-    """The optimizer's class without swapping."""
-    if isinstance(optimizer, TorchSwapOptimizer):
-        return optimizer._swap_base
-    return type(optimizer)
-
-
-def _bare_step(kind: type[Optimizer]) -> Callable[[Optimizer], object]:
-    """The class's step without the wrapper that calls hooks."""
-    step: Any = kind.step
-    while vars(step).get("hooked", False):
-        step = step.__wrapped__
-    bare: Callable[[Optimizer], object] = step
-    return bare
-
-
-def _take_entry(
-    member: Member, given: Mapping[str, Any], entries: OptimizerState, state: OptimizerState
-) -> None:
-    """Take over what a stand-in made of a parameter's entry in ``optimizer.state``."""
-    made = entries.get(member.param)
-    if made is None:
-        return
-    entry = state.setdefault(member.param, {})
-    for key, value in made.items():
-        if value is not given.get(key, _MISSING):
-            place = member.places.get(key)
-            entry[key] = value if place is None else place.take(value)
-    for key in given.keys() - made.keys():
-        entry.pop(key, None)
-
-
-def _changes(
-    before: Mapping[str, Any], after: Mapping[str, Any], but: set[str]
-) -> dict[str, object]:
-    return {
-        key: value
-        for key, value in after.items()
-        if key not in but and value is not before.get(key, _MISSING)
-    }
-
-
-def _agree(one: object, other: object) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        # Comparing tensors of a device would wait for it.
-        return one.device.type != "cpu" or torch.equal(one, other)
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-        return False
-    return bool(one == other)
+                step_part(self, step, index, members, {})
