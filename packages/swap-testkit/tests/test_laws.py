@@ -162,8 +162,11 @@ class Forgets(Good):
 class ForgetsCounts(Good):
     """what the group counts is forgotten"""
 
-    def _keep(self, *_: Any) -> None:
-        pass
+    def step_batch(self, step: Any, call: Any) -> None:
+        group = self.optimizer.param_groups[call.group_index]
+        before = group["calls"]
+        super().step_batch(step, call)
+        group["calls"] = before
 
 
 class CountsBatches(Good):
