@@ -66,7 +66,9 @@ class Pair:
 
 def train_sharded() -> None:
     pair = Pair(UNEVEN)
+    needed = pair.optimizers[1].host_memory().needed_bytes
     pair.train(3)
+    assert pair.optimizers[1].swap_report().host_bytes == needed > 0
     assert {state.stays for state in pair.optimizers[1].swap_report().states} == {None}
     first = "Tensor" if torch.distributed.get_rank() == 0 else "OptimState8bit"
     assert pair.kinds()[0] == first

@@ -49,8 +49,8 @@ def parameters(shapes: Any = SHAPES, dtype: torch.dtype = torch.float32) -> list
     ]
 
 
-def make(name: str, **options: Any) -> Any:
-    return getattr(torchao.optim, name)(parameters(**options))
+def make(name: str, *, amsgrad: bool = False, **options: Any) -> Any:
+    return getattr(torchao.optim, name)(parameters(**options), amsgrad=amsgrad)
 
 
 def swapped(optimizer: Any, **fields: Any) -> Any:
@@ -121,6 +121,16 @@ def test_bytes_by_formula(name: str, code_bits: int, block: int, table: int) -> 
 
 
 @pytest.mark.usefixtures("uncompiled")
+def test_amsgrad_where_no_state_is_quantized() -> None:
+    native, ours = (make("AdamW8bit", shapes=((33,), (7, 3)), amsgrad=True) for _ in range(2))
+    train([native, swapped(ours)], 3)
+    report = ours.swap_report()
+    keys = [state.key for state in report.states if state.stays is None]
+    assert keys == ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"] * 2
+    assert report.idle_device_bytes == 0
+
+
+@pytest.mark.usefixtures("uncompiled")
 def test_stochastic_rounding_takes_the_same_random_numbers() -> None:
     options = {"bf16_stochastic_round": True, "lr": 0.01}
     native, ours = (
@@ -167,7 +177,7 @@ def test_states_of_float32_parameters_are_loaded_for_bfloat16() -> None:
 def test_what_torchao_cannot_do_it_cannot_swapped(make_it: str) -> None:
     """Copy such states, and amsgrad with them."""
     optimizer = make("AdamW8bit")
-    amsgrad = torchao.optim.AdamW8bit(parameters(), amsgrad=True)
+    amsgrad = make("AdamW8bit", amsgrad=True)
     if make_it == "swapped":
         swapped(optimizer)
         swapped(amsgrad)
