@@ -148,10 +148,10 @@ def run_tests(session: nox.Session, distribution: Distribution, *options: str) -
     quiet = dict(MINDSPORE_QUIET) if distribution.name in NEEDS_MINDSPORE else {}
     if distribution.name == "swap-mindformers":
         quiet["MINDFORMERS_FOLDERS"] = install_mindformers(session)
-    session.run("pytest", folder, *options, *session.posargs, env=quiet)
+    session.run("pytest", folder, *options, env=quiet)
     if distribution.name == "swap-testkit":
         # In a process of their own: see the conftest there.
-        session.run("pytest", f"{folder}/simulator", *options, *session.posargs)
+        session.run("pytest", f"{folder}/simulator", *options)
 
 
 def run_blocks(session: nox.Session, framework: str, pages: Iterable[str]) -> None:
@@ -170,7 +170,7 @@ def add_tests_session(distribution: Distribution) -> None:
         names = {distribution.name, *distribution.tested_with}
         needed = [each for each in DISTRIBUTIONS if each.name in names]
         install(session, group("test", distribution.folder), needed)
-        run_tests(session, distribution)
+        run_tests(session, distribution, *session.posargs)
         if distribution.name == "swap-mindspore":
             run_blocks(session, "mindspore", MINDSPORE_PAGES)
 
@@ -405,15 +405,28 @@ def oldest(framework: str, name: str) -> str:
     return f"{framework}=={release}.0"
 
 
+def test_with(session: nox.Session, distribution: Distribution, pin: str, *options: str) -> None:
+    """Install one release of a framework, and run the tests of a distribution."""
+    names = {distribution.name, *distribution.tested_with}
+    needed = [each.folder for each in DISTRIBUTIONS if each.name in names]
+    # Without the development pin, whose torch is a CPU build: the index has CUDA builds, 7 GB.
+    session.install("--no-compile", pin, *needed, *group("test", distribution.folder))
+    run_tests(session, distribution, *options)
+
+
+@nox.session(default=False)
+def tests_with(session: nox.Session) -> None:
+    """Test one distribution with another release: nox -s tests_with -- swap-torch torch==2.12.0."""
+    name, pin, *options = session.posargs
+    (distribution,) = [each for each in DISTRIBUTIONS if each.name == name]
+    test_with(session, distribution, pin, *options)
+
+
 def add_minimum_session(distribution: Distribution, pin: str) -> None:
     """Register the session that tests one distribution with the oldest framework."""
 
     def run(session: nox.Session) -> None:
-        names = {distribution.name, *distribution.tested_with}
-        needed = [each.folder for each in DISTRIBUTIONS if each.name in names]
-        # Without the development pin, whose torch is a CPU build: the index has CUDA builds, 7 GB.
-        session.install(pin, *needed, *group("test", distribution.folder))
-        run_tests(session, distribution)
+        test_with(session, distribution, pin, *session.posargs)
 
     run.__doc__ = f"Test {distribution.name} with {pin}, the oldest that it accepts."
     nox.session(name=f"minimum-{distribution.name}", default=False)(run)
