@@ -39,7 +39,9 @@ class Coded(torch.Tensor):
 
     @classmethod
     def __tensor_unflatten__(cls, inner: Any, dtype: Any, shape: Any, stride: Any) -> Any:
-        return cls(inner["codes"], inner["scale"], dtype)
+        made = cls(inner["codes"], inner["scale"], dtype)
+        assert (made.shape, made.stride()) == (torch.Size(shape), tuple(stride))
+        return made
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -131,10 +133,10 @@ def train(optimizer: Optimizer, steps: int, first: int = 0) -> None:
         optimizer.step()
 
 
-def make(adapter: Any = None, **fields: Any) -> Any:
+def make(adapter: Any = None, dtype: torch.dtype = torch.float32, **fields: Any) -> Any:
     """One parameter of 8 × 32, and its optimizer: native, or swapped by ``adapter``."""
-    generator = torch.Generator().manual_seed(0)
-    optimizer = Quantized([torch.nn.Parameter(torch.randn(8, 32, generator=generator))])
+    values = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+    optimizer = Quantized([torch.nn.Parameter(values.to(dtype))])
     if adapter is not None:
         config = SwapOptimizerConfig(**{"min_numel": 20, **fields})
         swap_optimizer(optimizer, config, device=CpuAsDevice(poison=True), adapter=adapter)
@@ -204,6 +206,17 @@ def test_a_copy_of_a_wrapper_that_stays_does_not_change_later() -> None:
     before = held.codes.clone()
     train(optimizer, 2, first=2)
     assert torch.equal(held.codes, before)
+
+
+def test_a_wrapper_that_stays_is_loaded_in_the_dtype_of_its_parameter() -> None:
+    source, native = make(), make(dtype=torch.bfloat16)
+    with pytest.warns(UserWarning, match="fewer elements than min_numel"):
+        ours = make(QuantizedAdapter, dtype=torch.bfloat16, min_numel=10_000)
+    train(source, 2)
+    for optimizer in (native, ours):
+        optimizer.load_state_dict(source.state_dict())
+    assert state_of(ours).dtype == state_of(native).dtype == torch.bfloat16
+    assert_same_bits(native, ours)
 
 
 def test_memory_that_two_states_share_stays() -> None:
