@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from swap_testkit.torch import CpuAsDevice, assert_same_bits
 from swap_testkit.torch.compare import differences
 from swap_testkit.torch.laws import LAWS, Subject, check_law
 from swap_torch import PerParameterAdapter, SwapOptimizerConfig, swap_optimizer
+from swap_torch.forms import Form
 
 torch.set_num_threads(1)
 
@@ -239,6 +241,35 @@ def test_wrappers_that_the_adapter_does_not_name_stay() -> None:
     train(native, 3)
     assert_same_bits(native, optimizer)
     assert [state.stays for state in optimizer.swap_report().states] == [StayReason.NOT_PLAIN]
+
+
+class Recoded(Coded):
+    """The same memories in another class."""
+
+
+def test_a_form_is_that_of_the_memories_and_of_what_they_are_in() -> None:
+    shape = (4, 8)
+    form = Form(Coded.zeros(shape, torch.float32, "cpu"))
+    assert form == Form(Coded.zeros(shape, torch.float32, "meta"))
+    assert form != Form(Coded.zeros(shape, torch.bfloat16, "cpu"))
+    assert form != Form(Recoded.zeros(shape, torch.float32, "cpu"))
+    assert form != Form(torch.zeros(shape, dtype=torch.uint8))
+
+
+def test_a_form_keeps_no_values() -> None:
+    state = Coded.zeros((4, 8), torch.float32, "cpu")
+    memories = [weakref.ref(memory.untyped_storage()) for memory in (state.codes, state.scale)]
+    form = Form(state)
+    del state
+    assert [memory() for memory in memories] == [None, None]
+    assert type(form.empty_on(torch.device("cpu"))) is Coded
+
+
+@pytest.mark.parametrize(("stride", "made"), [((1, 2), (1, 2)), ((7, 1), (4, 1)), ((1, 7), (1, 2))])
+def test_a_form_is_dense_in_the_order_of_dimensions_that_it_is_given(
+    stride: Any, made: Any
+) -> None:
+    assert Form(torch.empty_strided((2, 4), stride)).memories[0].stride == made
 
 
 def test_a_difference_in_any_memory_is_found() -> None:

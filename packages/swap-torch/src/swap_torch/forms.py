@@ -141,19 +141,18 @@ class Form:
     """What two states have in common if values of one can live in memory of the other.
 
     Args:
-        local: The state, or what it will be like; its values are not looked at.
-        exists: Whether ``local`` is the state itself, and not only like it: a new one is dense,
-            with its dimensions in the order of ``local``'s.
+        local: The state, or what it will be like; its values are not looked at. A state is dense,
+            so it is dense with its dimensions in this order.
     """
 
     __slots__ = ("_like", "memories")
 
-    def __init__(self, local: torch.Tensor, *, exists: bool) -> None:
+    def __init__(self, local: torch.Tensor) -> None:
         memories: list[Memory] = []
         end = 0
         for each in memories_of(local):
-            stride = each.stride() if exists else _meta(each).stride()
-            memories.append(Memory(each.dtype, each.shape, tuple(stride), align(end)))
+            stride = tuple(_meta(each).stride())
+            memories.append(Memory(each.dtype, each.shape, stride, align(end)))
             end = memories[-1].end
         self.memories = tuple(memories)
         self._like = hollow(local) if is_wrapper(local) else None

@@ -39,7 +39,7 @@ class Candidate:
     @property
     def form(self) -> Form:
         """How its values will lie on the host."""
-        return Form(local_of(self.like), exists=self.exists)
+        return Form(local_of(self.like))
 
 
 Homes: TypeAlias = dict[tuple[torch.Tensor, str], SwappedState]

@@ -46,7 +46,7 @@ class Place:
 
     def _holds(self, local: torch.Tensor) -> bool:
         dense = local.layout is torch.strided
-        return dense and Form(local, exists=True) == self.home.form
+        return dense and Form(local) == self.home.form
 
 
 @dataclass(frozen=True, slots=True)
