@@ -22,6 +22,10 @@ from torch.optim.adam import adam
 __all__ = ["AdamLists", "AdamOptions", "agrees", "direct_adam"]
 
 
+_ONE = torch.ones((), device="cpu")
+"""A number would become a tensor in each call, which takes longer than to add it."""
+
+
 class AdamLists(NamedTuple):
     """What is updated, and with what; lists of equal length, tensors of one device and dtype."""
 
@@ -74,7 +78,7 @@ def direct_adam(lists: AdamLists, options: AdamOptions, numbers: Mapping[str, An
 
 def _advance(lists: AdamLists) -> None:
     if lists.row is not None:
-        lists.row.add_(1)
+        lists.row.add_(_ONE)
     else:
         torch._foreach_add_(lists.steps, 1)
 
