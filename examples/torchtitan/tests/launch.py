@@ -84,7 +84,7 @@ def runs(arguments: list[str]) -> list[list[str]]:
 
 def main() -> None:
     import torchtitan.trainer
-    from torch.distributed.tensor import debug
+    from torch.distributed.tensor import _random, debug
     from torchtitan.train import main as train
 
     # It sleeps two seconds at the end of each training.
@@ -103,6 +103,8 @@ def main() -> None:
         # What DTensor remembers holds the device mesh of the training before, and FSDP2 looks
         # whether meshes are the same object.
         debug._clear_sharding_prop_cache()
+        # Made with the first random DTensor of a process, and takes over rank 0's seed then.
+        _random._rng_tracker = None
         train()
         # torchtitan switches Python's collector off, and models are in cycles.
         gc.collect()
