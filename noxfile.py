@@ -267,7 +267,7 @@ def integrations(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def torchtitan_matrix(session: nox.Session) -> None:
-    """Train torchtitan in every parallelism, on the torch that it is made for: 6 GB, ten minutes."""
+    """Train torchtitan in every parallelism, on the torch it is made for: 6 GB, ten minutes."""
     # Not the pinned torch: torchtitan 0.3 needs 2.14 for tensor parallelism and pipelines.
     folders = [distribution.folder for distribution in TORCH_DISTRIBUTIONS]
     session.install("torch==2.14.1", *group("torchtitan"), *folders)
