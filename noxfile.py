@@ -163,13 +163,17 @@ def run_blocks(session: nox.Session, framework: str, pages: Iterable[str]) -> No
     )
 
 
+def needed_by(distribution: Distribution) -> list[Distribution]:
+    """A distribution, and those that its tests need beside it."""
+    names = {distribution.name, *distribution.tested_with}
+    return [each for each in DISTRIBUTIONS if each.name in names]
+
+
 def add_tests_session(distribution: Distribution) -> None:
     """Register the session that tests one distribution."""
 
     def run(session: nox.Session) -> None:
-        names = {distribution.name, *distribution.tested_with}
-        needed = [each for each in DISTRIBUTIONS if each.name in names]
-        install(session, group("test", distribution.folder), needed)
+        install(session, group("test", distribution.folder), needed_by(distribution))
         run_tests(session, distribution, *session.posargs)
         if distribution.name == "swap-mindspore":
             run_blocks(session, "mindspore", MINDSPORE_PAGES)
@@ -407,8 +411,7 @@ def oldest(framework: str, name: str) -> str:
 
 def test_with(session: nox.Session, distribution: Distribution, pin: str, *options: str) -> None:
     """Install one release of a framework, and run the tests of a distribution."""
-    names = {distribution.name, *distribution.tested_with}
-    needed = [each.folder for each in DISTRIBUTIONS if each.name in names]
+    needed = [each.folder for each in needed_by(distribution)]
     # Without the development pin, whose torch is a CPU build: the index has CUDA builds, 7 GB.
     session.install("--no-compile", pin, *needed, *group("test", distribution.folder))
     run_tests(session, distribution, *options)
@@ -417,9 +420,14 @@ def test_with(session: nox.Session, distribution: Distribution, pin: str, *optio
 @nox.session(default=False)
 def tests_with(session: nox.Session) -> None:
     """Test one distribution with another release: nox -s tests_with -- swap-torch torch==2.12.0."""
+    known = {each.name: each for each in DISTRIBUTIONS}
+    if len(session.posargs) < 2 or session.posargs[0] not in known:
+        session.error(
+            f"tests_with got {session.posargs}; give one of {', '.join(known)}, a requirement such "
+            f"as torch==2.12.0, and what else pytest is to be given"
+        )
     name, pin, *options = session.posargs
-    (distribution,) = [each for each in DISTRIBUTIONS if each.name == name]
-    test_with(session, distribution, pin, *options)
+    test_with(session, known[name], pin, *options)
 
 
 def add_minimum_session(distribution: Distribution, pin: str) -> None:

@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
 
 from swap_core import SwapOptimizerConfig, UnknownStateKeyError, UnsupportedOptionError
 from swap_torch.adapter import ActiveGroup, Group, Kernel, TorchStep, TorchSwapAdapter, UpdateCall
-from swap_torch.kernels import AdamLists, AdamOptions, agrees, direct_adam
+from swap_torch.kernels import AdamLists, AdamNumbers, AdamOptions, agrees, direct_adam
 from swap_torch.matching import steps_as
 from swap_torch.sharding import local_of
 
@@ -194,7 +194,7 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
         )
 
     def _direct_options(
-        self, group: Group, call: UpdateCall, numbers: Mapping[str, Any]
+        self, group: Group, call: UpdateCall, numbers: AdamNumbers
     ) -> AdamOptions | None:
         """How to call the kernels directly; None if the functional is to be called."""
         kernel = call.kernel
@@ -203,7 +203,7 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
         # Only in a row has each parameter a counter of its own, which the loop relies on.
         if call.counters is None and not (kernel.fused or kernel.foreach):
             return None
-        if any(isinstance(number, torch.Tensor) for number in numbers.values()):
+        if any(isinstance(number, torch.Tensor) for number in numbers):
             return None
         if {"grad_scale", "found_inf"} & vars(self.optimizer).keys():
             return None
@@ -267,11 +267,10 @@ _INSTEAD = {
 
 def hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
     """What the functions of all kinds of Adam take by name, as it is in ``group`` now."""
-    return {**_numbers(group), "amsgrad": group["amsgrad"], "maximize": group["maximize"]}
+    return {**_numbers(group)._asdict(), "amsgrad": group["amsgrad"], "maximize": group["maximize"]}
 
 
-def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of :func:`hyper_parameters` that are numbers."""
+def _numbers(group: Mapping[str, Any]) -> AdamNumbers:
+    """The part of :func:`hyper_parameters` that are numbers, or tensors of one."""
     beta1, beta2 = group["betas"]
-    names = ("lr", "eps", "weight_decay")
-    return {"beta1": beta1, "beta2": beta2, **{name: group[name] for name in names}}
+    return AdamNumbers(group["lr"], beta1, beta2, group["eps"], group["weight_decay"])

@@ -11,15 +11,15 @@ Whether they are the same on this version of torch and on this device is not bel
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.optim.adam import adam
 
-__all__ = ["AdamLists", "AdamOptions", "agrees", "direct_adam"]
+__all__ = ["AdamLists", "AdamNumbers", "AdamOptions", "agrees", "direct_adam"]
 
 
 _ONE = torch.ones((), device="cpu")
@@ -40,6 +40,16 @@ class AdamLists(NamedTuple):
     """One tensor over ``steps``, if they lie in a row."""
 
 
+class AdamNumbers(NamedTuple):
+    """What it is updated by; Python numbers, named as the functional and the kernels do."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+
+
 class AdamOptions(NamedTuple):
     """What decides which kernels run."""
 
@@ -53,13 +63,13 @@ class AdamOptions(NamedTuple):
     decoupled: bool
 
 
-def direct_adam(lists: AdamLists, options: AdamOptions, numbers: Mapping[str, Any]) -> None:
+def direct_adam(lists: AdamLists, options: AdamOptions, numbers: AdamNumbers) -> None:
     """Update ``lists.params`` in place on the current stream.
 
     Args:
         lists: As for :func:`torch.optim.adam.adam`; real numbers, gradients not kept.
         options: ``fused``, ``foreach`` or neither.
-        numbers: ``lr``, ``beta1``, ``beta2``, ``eps`` and ``weight_decay``, Python numbers.
+        numbers: As they are now.
     """
     if options.fused:
         _advance(lists)
@@ -68,12 +78,12 @@ def direct_adam(lists: AdamLists, options: AdamOptions, numbers: Mapping[str, An
             *lists[:6],
             amsgrad=options.amsgrad,
             maximize=options.maximize,
-            **numbers,
+            **numbers._asdict(),
         )
     elif options.foreach:
-        _foreach_adam(lists, options, **numbers)
+        _foreach_adam(lists, options, numbers)
     else:
-        _for_loop_adam(lists, options, **numbers)
+        _for_loop_adam(lists, options, numbers)
 
 
 def _advance(lists: AdamLists) -> None:
@@ -83,18 +93,10 @@ def _advance(lists: AdamLists) -> None:
         torch._foreach_add_(lists.steps, 1)
 
 
-def _foreach_adam(
-    lists: AdamLists,
-    options: AdamOptions,
-    *,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-) -> None:
+def _foreach_adam(lists: AdamLists, options: AdamOptions, numbers: AdamNumbers) -> None:
     """The kernels of ``_multi_tensor_adam``, without ``capturable``."""
-    params, grads, firsts, seconds = lists.params, lists.grads, lists.exp_avgs, lists.exp_avg_sqs
+    params, grads, firsts, seconds = lists[:4]
+    lr, beta1, beta2, eps, weight_decay = numbers
     if options.maximize:
         grads = list(torch._foreach_neg(grads))
     _advance(lists)
@@ -119,23 +121,15 @@ def _foreach_adam(
     torch._foreach_addcdiv_(params, firsts, denominators, sizes)
 
 
-def _for_loop_adam(
-    lists: AdamLists,
-    options: AdamOptions,
-    *,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-) -> None:
+def _for_loop_adam(lists: AdamLists, options: AdamOptions, numbers: AdamNumbers) -> None:
     """The kernels of ``_single_tensor_adam``, without ``capturable`` and ``differentiable``.
 
     There the quotient is a new tensor; here the root is divided in place, with the same bits. A
     parameter that fails leaves those after it as they were.
     """
     _advance(lists)
-    params, grads, firsts, seconds = lists.params, lists.grads, lists.exp_avgs, lists.exp_avg_sqs
+    params, grads, firsts, seconds = lists[:4]
+    lr, beta1, beta2, eps, weight_decay = numbers
     maxima = lists.max_exp_avg_sqs or seconds
     begun = 0
     try:
@@ -196,8 +190,7 @@ def agrees(options: AdamOptions, device: torch.device, dtype: torch.dtype) -> bo
 
 
 def _agrees(options: AdamOptions, device: torch.device, dtype: torch.dtype, *, flat: bool) -> bool:
-    numbers: dict[str, Any] = {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6}
-    numbers["weight_decay"] = 0.03 if options.decays else 0.0
+    numbers = AdamNumbers(0.01, 0.9, 0.99, 1e-6, 0.03 if options.decays else 0.0)
     mine, native = (_examples(options, device, dtype, flat=flat) for _ in range(2))
     for _ in range(2):
         direct_adam(mine, options, numbers)
@@ -208,7 +201,7 @@ def _agrees(options: AdamOptions, device: torch.device, dtype: torch.dtype, *, f
             amsgrad=options.amsgrad,
             maximize=options.maximize,
             decoupled_weight_decay=options.decoupled,
-            **numbers,
+            **numbers._asdict(),
         )
     pairs = zip(chain(*mine[:6]), chain(*native[:6]), strict=True)
     return all(torch.equal(one, other) for one, other in pairs)
