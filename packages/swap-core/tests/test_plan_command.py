@@ -32,6 +32,19 @@ def test_it_runs_as_a_module() -> None:
     assert "not a measurement" in done.stdout
 
 
+@pytest.mark.parametrize("params", ["1e5", "1e6", "7e9"])
+def test_the_recommendation_is_a_row_of_the_table(
+    capsys: pytest.CaptureFixture[str], params: str
+) -> None:
+    told = lines(capsys, "--params", params, "--param-dtype", "bf16", "--shards", "8", *LINK)
+    (said,) = [line for line in told if line.startswith("Recommended: ")]
+    updates = {times: float(row[1]) for times, row in rows(told).items()}
+    # More batches never take more memory, so of those that are nearly the fastest the most.
+    near = 1.05 * min(updates.values())
+    best = max(times for times, update in updates.items() if update <= near)
+    assert said.startswith(f"Recommended: swap_times={best}, with {rows(told)[best][0]} of ")
+
+
 def test_memory_is_what_the_model_and_the_shards_say(capsys: pytest.CaptureFixture[str]) -> None:
     told = lines(capsys, "--params", "8192", "--tensors", "8", "--param-dtype", "fp32", *LINK)
     assert "64.0 KiB of states per device" in told[0]

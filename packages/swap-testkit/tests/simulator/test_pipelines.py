@@ -29,6 +29,12 @@ KINDS = [
 PACKED = pytest.mark.parametrize("packed", [True, False], ids=["packed", "per tensor"])
 
 
+def test_loads_stores_and_updates_have_streams_of_their_own() -> None:
+    device = accelerator_device(torch.device(DEVICE, 0))
+    streams = device.load_stream, device.store_stream, device.update_stream, device.compute_stream()
+    assert len({stream.stream_id for stream in streams}) == 4
+
+
 @PACKED
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("read_at_each", [True, False], ids=["read", "unread"])
