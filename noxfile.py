@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Development sessions: ``nox -l`` lists them, ``nox -r`` reuses their environments."""
+"""Development sessions: ``nox -l`` lists them, ``nox -r`` keeps and reuses their environments."""
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import nox
+from nox.virtualenv import VirtualEnv
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
@@ -99,6 +101,24 @@ PINNED = ("--no-compile", "-c", "constraints-dev.txt")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+def removing_environment(
+    function: Callable[[nox.Session], None],
+) -> Callable[[nox.Session], None]:
+    """Remove the environment of a session that passed, unless nox is to use it again (``-r``).
+
+    Otherwise nox makes it anew the next time, and those of all sessions together take 25 GB.
+    """
+
+    @functools.wraps(function)
+    def run(session: nox.Session) -> None:
+        function(session)
+        environment = session.virtualenv
+        if isinstance(environment, VirtualEnv) and not environment.reuse_existing:
+            shutil.rmtree(environment.location)
+
+    return run
+
+
 def group(name: str, folder: str = ".") -> tuple[str, ...]:
     """Return the requirements of a dependency group."""
     project = nox.project.load_toml(ROOT / folder / "pyproject.toml")
@@ -179,7 +199,7 @@ def add_tests_session(distribution: Distribution) -> None:
             run_blocks(session, "mindspore", MINDSPORE_PAGES)
 
     run.__doc__ = f"Test {distribution.name} with only what it declares."
-    nox.session(name=f"tests-{distribution.name}")(run)
+    nox.session(name=f"tests-{distribution.name}")(removing_environment(run))
 
 
 for each in DISTRIBUTIONS:
@@ -187,6 +207,7 @@ for each in DISTRIBUTIONS:
 
 
 @nox.session
+@removing_environment
 def align(session: nox.Session) -> None:
     """Train every parallel scenario natively and swapped on gloo; rehearse the device check."""
     install(session, (), TORCH_DISTRIBUTIONS)
@@ -200,6 +221,7 @@ def align(session: nox.Session) -> None:
 
 
 @nox.session
+@removing_environment
 def align_mindspore(session: nox.Session) -> None:
     """Train every MindSpore scenario natively and swapped, on 1, 2 and 4 processes under msrun."""
     install(session, (), MINDSPORE_DISTRIBUTIONS)
@@ -241,6 +263,7 @@ def align_cards_mindspore(session: nox.Session) -> None:
 
 
 @nox.session
+@removing_environment
 def downstream(session: nox.Session) -> None:
     """Run the tests of a separate project that uses the built wheels."""
     session.install("build")
@@ -257,6 +280,7 @@ def downstream(session: nox.Session) -> None:
 
 
 @nox.session
+@removing_environment
 def integrations(session: nox.Session) -> None:
     """Train with Accelerate, Transformers, Lightning, DCP, torchtitan, torchao: native, swapped."""
     install(session, group("integrations"), TORCH_DISTRIBUTIONS)
@@ -270,6 +294,7 @@ def integrations(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+@removing_environment
 def torchtitan_matrix(session: nox.Session) -> None:
     """Train torchtitan in every parallelism, on the torch it is made for: 6 GB, ten minutes."""
     # Not the pinned torch: torchtitan 0.3 needs 2.14 for tensor parallelism and pipelines.
@@ -279,6 +304,7 @@ def torchtitan_matrix(session: nox.Session) -> None:
 
 
 @nox.session
+@removing_environment
 def docs(session: nox.Session) -> None:
     """Build the site into build/docs, check that it is complete, and run the code of its pages."""
     install(session, group("docs"), TORCH_DISTRIBUTIONS)
@@ -296,6 +322,7 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+@removing_environment
 def lint(session: nox.Session) -> None:
     """Check style and formatting of the whole repository."""
     install(session, group("lint"))
@@ -304,6 +331,7 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+@removing_environment
 def typecheck(session: nox.Session) -> None:
     """Check the types of packages, examples, benchmarks and this file."""
     install(session, group("typecheck"))
@@ -311,6 +339,7 @@ def typecheck(session: nox.Session) -> None:
 
 
 @nox.session
+@removing_environment
 def build(session: nox.Session) -> None:
     """Build every distribution, twice to the same bytes, and import its wheel by itself."""
     session.install("build", *group("tools"), *group_of_build())
@@ -385,9 +414,11 @@ def check_import(session: nox.Session, distribution: Distribution, wheel: Path) 
         session.run(*pip, "--find-links", str(BUILT), f"{wheel}{extras}", external=True)
         session.log(f"import {distribution.module}")
         session.run(*check, *distribution.never_loads, external=True, log=False)
+    shutil.rmtree(environment)
 
 
 @nox.session(default=False)
+@removing_environment
 def release(session: nox.Session) -> None:
     """Give one distribution its next version: nox -s release -- swap-torch 0.2.0."""
     session.install(*group("tools"))
@@ -418,6 +449,7 @@ def test_with(session: nox.Session, distribution: Distribution, pin: str, *optio
 
 
 @nox.session(default=False)
+@removing_environment
 def tests_with(session: nox.Session) -> None:
     """Test one distribution with another release: nox -s tests_with -- swap-torch torch==2.12.0."""
     known = {each.name: each for each in DISTRIBUTIONS}
@@ -437,7 +469,8 @@ def add_minimum_session(distribution: Distribution, pin: str) -> None:
         test_with(session, distribution, pin, *session.posargs)
 
     run.__doc__ = f"Test {distribution.name} with {pin}, the oldest that it accepts."
-    nox.session(name=f"minimum-{distribution.name}", default=False)(run)
+    register = nox.session(name=f"minimum-{distribution.name}", default=False)
+    register(removing_environment(run))
 
 
 for each in DISTRIBUTIONS:
@@ -448,6 +481,7 @@ for each in DISTRIBUTIONS:
 
 
 @nox.session
+@removing_environment
 def demo(session: nox.Session) -> None:
     """Train a small GPT natively and swapped, and compare."""
     install(session, group("demo"), TORCH_DISTRIBUTIONS)
@@ -455,6 +489,7 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session
+@removing_environment
 def demo_mindspore(session: nox.Session) -> None:
     """Train a small language model with MindSpore natively and swapped, and compare."""
     install(session, (), MINDSPORE_DISTRIBUTIONS)
@@ -462,6 +497,7 @@ def demo_mindspore(session: nox.Session) -> None:
 
 
 @nox.session
+@removing_environment
 def demo_mindformers(session: nox.Session) -> None:
     """Train a small language model with MindFormers' AdamW natively and swapped, and compare."""
     install(session, (), MINDSPORE_DISTRIBUTIONS)
@@ -470,6 +506,7 @@ def demo_mindformers(session: nox.Session) -> None:
 
 
 @nox.session
+@removing_environment
 def bench(session: nox.Session) -> None:
     """Run the benchmarks: all, or those named after --; JSON goes to build/bench."""
     install(session, group("bench"), TORCH_DISTRIBUTIONS)
