@@ -31,8 +31,9 @@ from swap_torch.plan import Plan, same_groups
 from swap_torch.planner import Planner
 from swap_torch.reading import LoadedEntries
 from swap_torch.runner import Runner
+from swap_torch.selection import OptimizerState, Selection
 from swap_torch.snapshot import Snapshots
-from swap_torch.states import OptimizerState, StateTable
+from swap_torch.states import StateTable
 
 __all__ = ["SwapEngine"]
 
@@ -62,10 +63,10 @@ class SwapEngine:
         self.config = config
         self.device = device
         self.ledger = Ledger()
-        self._budget = Budget(config.device_budget)
         self._auto = AutoOffload() if config.offload == "auto" else None
         eligibility = Eligibility(config, device, adapter.wrapper_states)
-        self._table = StateTable(adapter, eligibility, self.ledger, self._budget)
+        self._selection = Selection(adapter, eligibility, Budget(config.device_budget))
+        self._table = StateTable(adapter, self._selection, self.ledger)
         self._snapshots = Snapshots(self._table)
         self._phases = Phases(adapter, self._table, phase)
         self._planner = Planner(adapter, self._table, config, self.ledger)
@@ -126,13 +127,14 @@ class SwapEngine:
         """``offload="auto"``: once, let states stay for which there was always room."""
         if not self._runner.latest or not auto.update_done():
             return
-        sizes = self._table.bytes_that_could_swap()
-        budget = auto.decide(self._runner.latest[0].device, sum(sizes.values()))
-        if budget:
-            self._budget.decide(sizes)
-            self._budget.limit = budget
+        sizes = self._selection.bytes_that_could_swap()
+        limit = auto.decide(self._runner.latest[0].device, sum(sizes.values()))
+        if limit:
+            budget = self._selection.budget
+            budget.decide(sizes)
+            budget.limit = limit
             self._forget_plans()
-            self._phases.let_stay({p for p in sizes if self._budget.keeps(p)}, state)
+            self._phases.let_stay({param for param in sizes if budget.keeps(param)}, state)
 
     def _forget_plans(self) -> None:
         """Let go of plans: they hold states, and memory of states that are held is not reused."""

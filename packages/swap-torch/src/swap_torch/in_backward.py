@@ -25,8 +25,8 @@ from swap_torch.ahead import on_gradient
 from swap_torch.gradients import SeenGradient, first_changed
 from swap_torch.plan import Lane, Plan
 from swap_torch.runner import Runner
+from swap_torch.selection import OptimizerState
 from swap_torch.sharding import locals_of, placed_alike
-from swap_torch.states import OptimizerState
 
 __all__ = ["BackwardUpdates"]
 

@@ -17,8 +17,9 @@ import torch
 from swap_torch.forms import copy_values, hollow
 from swap_torch.homes import Candidate, Homes
 from swap_torch.reading import LoadedEntries, LoadedState
+from swap_torch.selection import OptimizerState
 from swap_torch.sharding import local_of, wrap_like
-from swap_torch.states import OptimizerState, StateTable
+from swap_torch.states import StateTable
 from swap_torch.swapped import SwappedState
 
 __all__ = ["Loader"]

@@ -14,8 +14,9 @@ import torch
 
 from swap_torch.adapter import Kernel, TorchSwapAdapter, TorchUnit, UpdateCall
 from swap_torch.forms import Form, copy_values
+from swap_torch.selection import OptimizerState
 from swap_torch.sharding import is_sharded, largest_shard, local_of, wrap_like
-from swap_torch.states import OptimizerState, StateTable
+from swap_torch.states import StateTable
 from swap_torch.swapped import SwappedState
 
 __all__ = ["Member", "PartCall", "Place", "calls_of_parts", "part_sizes"]

@@ -18,9 +18,10 @@ from swap_core import format_bytes
 from swap_torch.adapter import TorchSwapAdapter, TorchUnit
 from swap_torch.device import AnyTorchDevice
 from swap_torch.forms import copy_values
+from swap_torch.selection import OptimizerState
 from swap_torch.sharding import local_of, wrap_like
 from swap_torch.snapshot import host_copies
-from swap_torch.states import OptimizerState, StateTable
+from swap_torch.states import StateTable
 
 __all__ = ["Phase", "Phases"]
 
@@ -64,12 +65,12 @@ class Phases:
         self.resume(state)
         if phase is Phase.ON_DEVICE:
             self._load(state)
-        before = self._table.on_device
-        self._table.on_device = phase is Phase.ON_DEVICE
+        before = self._table.selection.on_device
+        self._table.selection.on_device = phase is Phase.ON_DEVICE
         try:
             self._table.adopt(state)
         except BaseException:
-            self._table.on_device = before
+            self._table.selection.on_device = before
             raise
         self.phase = phase
         self.park(state)

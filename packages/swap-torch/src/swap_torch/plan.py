@@ -14,8 +14,8 @@ import torch
 from swap_core import Batch, Pipeline
 from swap_torch.adapter import ActiveGroup, TorchStep, TorchSwapAdapter, UpdateCall
 from swap_torch.device import AnyTorchDevice, DeviceMemory, Transfer
+from swap_torch.selection import OptimizerState
 from swap_torch.sharding import local_gradients, locals_of, placed_alike
-from swap_torch.states import OptimizerState
 
 __all__ = ["Lane", "Plan", "TorchBatch", "TorchPipeline", "same_groups", "tensors_in"]
 

@@ -22,9 +22,10 @@ from swap_torch.adapter import (
 from swap_torch.device import AnyTorchDevice
 from swap_torch.parts import calls_of_parts, part_sizes
 from swap_torch.plan import Lane, Plan, tensors_in
+from swap_torch.selection import OptimizerState
 from swap_torch.sharding import is_sharded, local_of
 from swap_torch.staging import PackedStaging, PerTensorStaging, Staging
-from swap_torch.states import OptimizerState, StateTable
+from swap_torch.states import StateTable
 from swap_torch.swapped import SwappedState
 from swap_torch.ties import tied_units
 
@@ -145,7 +146,7 @@ class Planner:
         ahead = self._config.prefetch == "backward" or self._config.overlap_backward
         if ahead or self._adapter.steps_itself or not self.packed:
             return list(parts)
-        if self._table.share_memory(state):
+        if self._table.selection.share_memory(state):
             return list(parts)
         sizes = [sum(state.slot.span.nbytes for state in self._states(part)) for part in parts]
         return [parts[position] for position in update_order(sizes)]

@@ -22,8 +22,9 @@ import torch
 
 from swap_torch.forms import copied_to, copy_values
 from swap_torch.homes import Candidate, HomeTable
+from swap_torch.selection import OptimizerState
 from swap_torch.sharding import is_sharded, local_of, wrap_like
-from swap_torch.states import OptimizerState, StateTable
+from swap_torch.states import StateTable
 
 __all__ = ["Snapshots", "host_copies"]
 

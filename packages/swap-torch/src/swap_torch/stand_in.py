@@ -30,7 +30,7 @@ from swap_core import UnsupportedOptimizerError
 from swap_torch.adapter import Group, TorchStep, TorchSwapAdapter
 from swap_torch.optimizer import TorchSwapOptimizer
 from swap_torch.parts import Member
-from swap_torch.states import OptimizerState
+from swap_torch.selection import OptimizerState
 
 __all__ = ["PartStep", "remember", "step_part"]
 
