@@ -1,13 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates in the backward pass: a batch is updated as soon as its gradients are final.
-
-[Note: final gradients]
-Only the user knows whether a gradient is final when the backward pass has made it. Clipping by the
-global norm, a GradScaler, accumulation over several backward passes and DDP's reduction all change
-it later. So the first update that could overlap does not: it compares each gradient that the
-backward pass made with the one that ``step()`` gets, and is refused if they differ, before anything
-is changed. Later updates compare objects and version counters, which costs next to nothing.
-"""
+"""Updates in the backward pass: a batch is updated as soon as its gradients are final."""
 
 from __future__ import annotations
 
@@ -19,21 +11,15 @@ from weakref import WeakMethod, ref
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from swap_core import UnsupportedOptionError
-from swap_torch.adapter import TorchStep, TorchSwapAdapter, UpdateCall, owner_name
+from swap_torch.adapter import TorchStep, TorchSwapAdapter, UpdateCall
 from swap_torch.ahead import on_gradient
-from swap_torch.gradients import SeenGradient, first_changed
+from swap_torch.final_gradients import WHY_GRADIENTS_CHANGE, FinalGradients
 from swap_torch.plan import Lane, Plan
 from swap_torch.runner import Runner
 from swap_torch.selection import OptimizerState
 from swap_torch.sharding import locals_of, placed_alike
 
 __all__ = ["BackwardUpdates"]
-
-_WHY = (
-    "clipping by global norm, GradScaler, several backward passes before step(), and DDP change "
-    "gradients after the backward pass has made them"
-)
 
 
 @final
@@ -57,17 +43,14 @@ class BackwardUpdates:
     ) -> None:
         self._adapter = adapter
         self._runner = runner
-        self._trusted = trusted
         self._may_begin = WeakMethod(may_begin)
-        self._proven = trusted
+        self._gradients = FinalGradients(adapter, trusted=trusted)
         self._plan: Plan | None = None
         self._latest: TorchStep | None = None
         """Of the latest update: the next one is expected to be like it."""
         self._handles: dict[torch.Tensor, RemovableHandle] = {}
         self._places: dict[torch.Tensor, tuple[Lane, int]] = {}
         """Lane and batch of each parameter whose states swap."""
-        self._seen: dict[torch.Tensor, SeenGradient] = {}
-        """Gradients made since the latest update."""
         self._missing: dict[tuple[int, int], int] = {}
         """How many gradients each batch still waits for, by lane and batch."""
         self._begun: TorchStep | None = None
@@ -113,12 +96,12 @@ class BackwardUpdates:
         grad, place = param.grad, self._places.get(param)
         if grad is None or place is None:
             return
-        if param in self._seen:
+        if param in self._gradients:
             self._refuse_second(param)
             return
-        self._seen[param] = SeenGradient.of(grad, with_bits=not self._proven)
+        self._gradients.add(param, grad)
         lane, batch = place
-        if self._proven and (self._begun is not None or self._begin()):
+        if self._gradients.proven and (self._begun is not None or self._begin()):
             self._runner.gradient_made(lane)
             self._missing[id(lane), batch] -= 1
             self._advance(lane)
@@ -182,34 +165,22 @@ class BackwardUpdates:
             UnsupportedOptionError: at the first update that could overlap; nothing was changed.
             RuntimeError: at a later one: what was updated in the backward pass stays updated.
         """
-        if self._trusted:
+        if self._gradients.trusted:
             return
-        scaled = any(vars(self._adapter.optimizer).get(key) is not None for key in _SCALER)
-        if not self._proven:
-            changed = first_changed(self._seen)
-            if scaled or changed is not None:
-                seen = self._named(changed) if changed is not None else "GradScaler"
-                self._forget()
-                raise UnsupportedOptionError(
-                    f"swap_optimizer: overlap_backward=True does not fit this training: {seen} "
-                    f"changed between the backward pass and step() ({_WHY}). Nothing was updated. "
-                    f"Leave overlap_backward=False (prefetch='backward' is possible), or give "
-                    f"'trusted' if the change does not matter."
-                )
-            self._proven = bool(self._seen)
+        if not self._gradients.proven:
+            self._gradients.prove()
             return
-        updated = {param: then for param, then in self._seen.items() if param in self._updated}
-        changed = first_changed(updated)
+        changed = self._gradients.changed(self._updated)
         now = [_options(group) for group in self._adapter.optimizer.param_groups]
-        other = self._begun is not None and now != self._hyper
-        if changed is not None or scaled or other:
-            what = "options of a param group" if other else "GradScaler"
+        if not changed and self._begun is not None and now != self._hyper:
+            changed = "options of a param group"
+        if changed:
             self._runner.bring_home()
             self._forget()
             raise RuntimeError(
-                f"overlap_backward: {what if changed is None else self._named(changed)} changed "
-                f"after the backward pass had updated parameters with it ({_WHY}). Those "
-                f"parameters stay updated. Go on from a checkpoint, with overlap_backward=False."
+                f"overlap_backward: {changed} changed after the backward pass had updated "
+                f"parameters with it ({WHY_GRADIENTS_CHANGE}). Those parameters stay updated. Go "
+                f"on from a checkpoint, with overlap_backward=False."
             )
 
     def rest_of(self, step: TorchStep, state: OptimizerState) -> TorchStep:
@@ -262,12 +233,12 @@ class BackwardUpdates:
             )
 
     def _forget(self) -> None:
-        self._seen.clear()
+        self._gradients.forget()
         self._begun = None
         self._updated = set()
 
     def _refuse_second(self, param: torch.Tensor) -> None:
-        name = self._named(param)
+        name = self._gradients.name(param)
         if self._begun is None:
             # Found at step(), before anything is changed: that the gradient is another one.
             return
@@ -278,18 +249,6 @@ class BackwardUpdates:
             f"the first one has updated parameters already. Those stay updated. Go on from a "
             f"checkpoint, with overlap_backward=False."
         )
-
-    def _named(self, param: torch.Tensor) -> str:
-        optimizer = self._adapter.optimizer
-        for group_index, group in enumerate(optimizer.param_groups):
-            for index, member in enumerate(group["params"]):
-                if member is param:
-                    return f"the gradient of {owner_name(optimizer, group_index, index)}"
-        return "the gradient of a parameter"
-
-
-_SCALER = ("grad_scale", "found_inf")
-"""What GradScaler sets on an optimizer whose kernel unscales."""
 
 
 def _places(call: UpdateCall) -> range | tuple[int, ...]:
