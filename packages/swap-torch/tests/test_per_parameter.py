@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
 from collections.abc import Callable
@@ -477,3 +478,65 @@ def test_a_wrapped_one_warns_about_nothing() -> None:
         optimizer.step()
     assert "NAdam(swapped: packed" in repr(optimizer)
     assert optimizer.swap_report().optimizer == "torch.optim.NAdam"  # type: ignore[attr-defined]
+
+
+class Historian(Optimizer):
+    """Has tensors inside lists, tuples and dicts, which are not of the parameter's size."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                state = self.state[param]
+                if not state:
+                    state["mean"] = torch.zeros_like(param)
+                    state["step"] = 0
+                    state["history"] = [(torch.ones(2) / 3, 7), {"step": torch.ones(1) / 3}]
+                    # Named as the state that swaps is. No text: natively it does not survive.
+                    state["inner"] = {"mean": torch.ones(3) / 3, "tags": {7}}
+                state["step"] += 1
+                state["mean"].lerp_(param.grad, 0.1)
+                norm = state["history"][0][0].sum() + state["inner"]["mean"].sum()
+                param.sub_(state["mean"] * norm, alpha=group["lr"])
+
+
+class HistorianAdapter(PerParameterAdapter):
+    optimizer_class = Historian
+    state_names = ("mean",)
+
+
+def shape_of(value: object) -> object:
+    """What a state consists of: containers as they are, tensors by dtype and values."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, dict):
+        return {key: shape_of(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(shape_of(each) for each in value)
+    return value
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_tensors_inside_containers_are_cast_as_natively(dtype: torch.dtype) -> None:
+    params = [[p.detach().to(dtype).requires_grad_() for p in parameters()] for _ in range(2)]
+    native, swapped = Historian(params[0]), Historian(params[1])
+    swap_optimizer(swapped, CONFIG, device=CpuAsDevice(), adapter=HistorianAdapter)
+    for step in range(4):
+        if step == 2:
+            state_dict = copy.deepcopy(native.state_dict())
+            for optimizer in (native, swapped):
+                optimizer.load_state_dict(state_dict)
+            found = [shape_of(dict(enumerate(each.state.values()))) for each in (native, swapped)]
+            assert found[0] == found[1]
+            taken, given = swapped.state[params[1][0]], state_dict["state"][0]
+            assert taken["history"][0][0] is not given["history"][0][0]
+            assert taken["inner"]["tags"] is not given["inner"]["tags"]
+        for optimizer in (native, swapped):
+            give_gradients(optimizer, step)
+            optimizer.step()
+        assert_same_bits(native, swapped)

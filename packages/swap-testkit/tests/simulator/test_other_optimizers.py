@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
@@ -36,9 +37,15 @@ class Twins:
     """A native optimizer and its swapped twin on the simulated accelerator."""
 
     def __init__(
-        self, kind: str, *, packed: bool = True, before: int = 0, shapes: Any = MATRICES
+        self,
+        kind: str,
+        *,
+        packed: bool = True,
+        before: int = 0,
+        shapes: Any = MATRICES,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.native, self.swapped = (make(kind, shapes) for _ in range(2))
+        self.native, self.swapped = (make(kind, shapes, dtype) for _ in range(2))
         self.steps = 0
         for _ in range(before):
             self.step()
@@ -49,7 +56,7 @@ class Twins:
         generator = torch.Generator().manual_seed(self.steps)
         self.steps += 1
         for p, q in zip(parameters(self.native), parameters(self.swapped), strict=True):
-            p.grad = torch.randn(p.shape, generator=generator).to(DEVICE)
+            p.grad = torch.randn(p.shape, generator=generator).to(DEVICE, p.dtype)
             q.grad = p.grad.clone()
 
     def step(self) -> None:
@@ -59,11 +66,12 @@ class Twins:
         self.swapped.step()
 
 
-def make(kind: str, shapes: Any) -> optim.Optimizer:
+def make(kind: str, shapes: Any, dtype: torch.dtype = torch.float32) -> optim.Optimizer:
     optimizer_class, options = KINDS[kind]
     generator = torch.Generator().manual_seed(0)
     params = [
-        torch.nn.Parameter(torch.randn(shape, generator=generator).to(DEVICE)) for shape in shapes
+        torch.nn.Parameter(torch.randn(shape, generator=generator).to(DEVICE, dtype))
+        for shape in shapes
     ]
     return optimizer_class(params, lr=0.01, **options)  # type: ignore[call-arg]
 
@@ -71,6 +79,14 @@ def make(kind: str, shapes: Any) -> optim.Optimizer:
 def parameters(optimizer: optim.Optimizer) -> list[torch.Tensor]:
     found: list[torch.Tensor] = optimizer.param_groups[0]["params"]
     return found
+
+
+def devices_of_what_stays(twins: Twins, optimizer: optim.Optimizer) -> dict[str, str]:
+    """Of the states that do not swap, of the first parameter."""
+    report = twins.swapped.swap_report()  # type: ignore[attr-defined]
+    swapping = {state.key for state in report.states if state.stays is None}
+    entry = optimizer.state[parameters(optimizer)[0]]
+    return {key: value.device.type for key, value in entry.items() if key not in swapping}
 
 
 @pytest.mark.parametrize("schedule", [Schedule.LATEST, Schedule.SIDE_STREAMS_FIRST])
@@ -103,3 +119,35 @@ def test_states_are_never_all_on_the_device_from_the_first_step_on() -> None:
         twins.native.step()
     # Two arenas of one state each; and in the first step a state as the optimizer makes it.
     assert peaks == [3 * size, 2 * size, 2 * size]
+
+
+@pytest.mark.parametrize("map_location", ["cpu", None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_stays_is_where_native_has_it(
+    kind: str, dtype: torch.dtype, map_location: str | None
+) -> None:
+    """Also when it was loaded, cast as natively, and after a phase on the host."""
+    twins = Twins(kind, dtype=dtype)
+    twins.step()
+    file = io.BytesIO()
+    torch.save(twins.native.state_dict(), file)
+
+    def check(when: str) -> None:
+        assert_same_bits(twins.native, twins.swapped)
+        native, swapped = (
+            devices_of_what_stays(twins, each) for each in (twins.native, twins.swapped)
+        )
+        assert native == swapped, when
+
+    check("made")
+    for optimizer in (twins.native, twins.swapped):
+        file.seek(0)
+        optimizer.load_state_dict(torch.load(file, map_location=map_location))
+    check("loaded")
+    twins.step()
+    check("loaded and updated")
+    twins.swapped.offload()  # type: ignore[attr-defined]
+    twins.step()
+    check("offloaded and updated")
+    assert simulator.races() == []

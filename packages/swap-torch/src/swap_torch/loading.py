@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``load_state_dict``: checks before anything changes, then values from host to host.
-
-The rules of casting are native's: a state takes the dtype of its parameter if that is floating
-point, a counter keeps its own, except that fused kernels want it as float32 on the device.
-"""
+"""``load_state_dict``: checks before anything changes, then values from host to host."""
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, final
@@ -16,7 +11,8 @@ import torch
 
 from swap_torch.forms import copy_values, hollow
 from swap_torch.homes import Candidate, Homes
-from swap_torch.reading import LoadedEntries, LoadedState
+from swap_torch.loaded import LoadedState, each_value
+from swap_torch.reading import LoadedEntries
 from swap_torch.selection import OptimizerState
 from swap_torch.sharding import local_of, wrap_like
 from swap_torch.states import StateTable
@@ -142,9 +138,13 @@ def _restored(kept: _PutAway) -> OptimizerState:
 
 def _made(value: object, homes: Homes) -> object:
     """A copy of what does not go to host memory; what does is left for :func:`_shown`."""
-    if not isinstance(value, LoadedState):
-        return copy.deepcopy(value)
-    return value if value.name in homes else value.where_it_stays()
+
+    def found(value: object, _: str) -> object:
+        if not isinstance(value, LoadedState) or (value.used and value.name in homes):
+            return value
+        return value.where_it_stays()
+
+    return each_value(value, found)
 
 
 def _shown(value: object, homes: Homes) -> object:

@@ -51,6 +51,8 @@ class Phases:
         self._adapter = adapter
         self._table = table
         self.phase = phase
+        self._parked: dict[tuple[torch.Tensor, str], torch.device] = {}
+        """While offloaded: where states were that stay. Not known after unpickling."""
 
     def enter(self, phase: Phase, state: OptimizerState) -> None:
         """Bring states to where they are in ``phase``. Blocks until they are there.
@@ -86,6 +88,7 @@ class Phases:
         ]
         for entry, key, value in moved:
             entry[key] = value
+        self._parked.clear()
         self.phase = Phase.SWAPPED
 
     def let_stay(self, params: Set[torch.Tensor], state: OptimizerState) -> None:
@@ -140,12 +143,13 @@ class Phases:
         if self.phase is not Phase.OFFLOADED:
             return
         places = [
-            (entry, key, value)
-            for _, entry, key, value in self._staying(state)
+            (unit.param, entry, key, value)
+            for unit, entry, key, value in self._staying(state)
             if local_of(value).device.type != "cpu"
         ]
-        copies = host_copies([value for _, _, value in places])
-        for (entry, key, _), copied in zip(places, copies, strict=True):
+        copies = host_copies([value for *_, value in places])
+        for (param, entry, key, value), copied in zip(places, copies, strict=True):
+            self._parked[param, key] = local_of(value).device
             entry[key] = copied
 
     def _staying(
@@ -159,7 +163,9 @@ class Phases:
                     yield unit, entry, key, value
 
     def _home(self, unit: TorchUnit, key: str) -> torch.device:
-        """Where native kernels want a state that stays."""
+        """Where a state that stays was, or where native kernels want it."""
+        if (unit.param, key) in self._parked:
+            return self._parked[unit.param, key]
         fused = self._adapter.optimizer.param_groups[unit.adapter_index].get("fused")
         if key in self._adapter.counter_keys() and not fused:
             return torch.device("cpu")

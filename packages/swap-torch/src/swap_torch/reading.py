@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias, final
 
@@ -12,54 +12,15 @@ import torch
 
 from swap_core import StateDictError, UnsupportedOptionError, UpdateUnit
 from swap_torch.adapter import TorchSwapAdapter, TorchUnit, owner_name
-from swap_torch.forms import copied_to, hollow
-from swap_torch.sharding import is_sharded, local_of, wrap_like
+from swap_torch.loaded import LoadedState, each_value
+from swap_torch.sharding import is_sharded, local_of
 
-__all__ = ["LoadedEntries", "LoadedState", "read_state_dict"]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedState:
-    """One tensor of a state dict and the parameter that it is for."""
-
-    unit: TorchUnit
-    key: str
-    value: torch.Tensor
-    """As it is in the state dict."""
-    group: Mapping[str, Any]
-    """The options that its group has in the state dict, complete."""
-    counter: bool
-    """Whether it is a counter such as ``step``."""
-    used: bool
-    """Whether updates with these options use it."""
-
-    @property
-    def name(self) -> tuple[torch.Tensor, str]:
-        """Parameter and key."""
-        return self.unit.param, self.key
-
-    @property
-    def like(self) -> torch.Tensor:
-        """A local tensor without values: dtype, shape and strides that it will have."""
-        return hollow(local_of(self.value), self._dtype)
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        param, value = local_of(self.unit.param), local_of(self.value)
-        if self.counter:
-            return torch.float32 if self.group.get("fused") else value.dtype
-        return param.dtype if param.is_floating_point() else value.dtype
-
-    def where_it_stays(self) -> torch.Tensor:
-        """A copy with native's dtype, on the device where native kernels want it."""
-        on_device = self.group.get("fused") or not self.counter
-        device = local_of(self.unit.param).device if on_device else torch.device("cpu")
-        copied = copied_to(local_of(self.value), device, self._dtype)
-        return wrap_like(self.value, copied, state_exists=True)
+__all__ = ["LoadedEntries", "read_state_dict"]
 
 
 LoadedEntries: TypeAlias = list[tuple[torch.Tensor, dict[str, Any]]]
-"""Each parameter that has an entry, with its states; tensors are :class:`LoadedState`."""
+"""Each parameter that has an entry, with its states; each tensor, in containers too, is a
+:class:`LoadedState`."""
 
 
 def read_state_dict(
@@ -106,11 +67,15 @@ class _Reader:
         return read
 
     def _value(self, unit: TorchUnit, group: Mapping[str, Any], key: str, value: object) -> object:
-        if not isinstance(value, torch.Tensor):
-            return value
-        counter = key in self._adapter.counter_keys()
-        used = counter or key in self._adapter.param_keys(unit.param, group)
-        return LoadedState(unit, key, value, group, counter, used)
+        adapter = self._adapter
+        keys = adapter.param_keys(unit.param, group) if isinstance(value, torch.Tensor) else ()
+
+        def found(value: object, key: str) -> object:
+            if not isinstance(value, torch.Tensor):
+                return copy.deepcopy(value)
+            return LoadedState(unit, key, value, group, key in keys, adapter.steps_itself)
+
+        return each_value(value, found, key)
 
     def _places(
         self, groups: Sequence[Mapping[str, Any]]

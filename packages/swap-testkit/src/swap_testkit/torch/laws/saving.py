@@ -18,7 +18,12 @@ __all__ = ["copies", "phases", "state_dicts"]
 
 def state_dicts(subject: Subject) -> None:
     """State dicts are native ones, do not change later, and load both ways."""
-    pair = Pair(subject, law_config())
+    for dtype in subject.dtypes:
+        _saved_and_loaded(subject, dtype)
+
+
+def _saved_and_loaded(subject: Subject, dtype: torch.dtype) -> None:
+    pair = Pair(subject, law_config(), dtype=dtype)
     _assert_equal(pair.native.state_dict(), pair.swapped.state_dict(), "before the first step")
     pair.train(2, lambda step, position: position != 1)
     native, swapped = (_file(each) for each in (pair.native, pair.swapped))
@@ -27,7 +32,7 @@ def state_dicts(subject: Subject) -> None:
     pair.train(1)
     _assert_equal(_read(native), held, "when it is looked at a step later")
     for one, other in ((native, swapped), (swapped, native)):
-        resumed = Pair(subject, law_config())
+        resumed = Pair(subject, law_config(), dtype=dtype)
         for optimizer, file in ((resumed.native, one), (resumed.swapped, other)):
             optimizer.load_state_dict(_read(file))
         resumed.check()
