@@ -12,7 +12,7 @@ KINDS = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
 
 _RELEASE = re.compile(r"^## (.*)$", re.M)
 _RELEASED = re.compile(r"\[(\d+\.\d+\.\d+)\] - \d{4}-\d{2}-\d{2}")
-_UNRELEASED = "## [Unreleased]"
+_CHANGED = "### Changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Changelog:
         """
         titles = _RELEASE.findall(text)
         if titles[:1] != ["[Unreleased]"] or titles.count("[Unreleased]") > 1:
-            raise ValueError(f"the first of its sections must be {_UNRELEASED}, once.")
+            raise ValueError("the first of its sections must be ## [Unreleased], once.")
         versions = []
         for title in titles[1:]:
             match = _RELEASED.fullmatch(title)
@@ -43,22 +43,36 @@ class Changelog:
             versions.append(match[1])
         if not versions or len(set(versions)) < len(versions):
             raise ValueError("it must have at least one release, and each version once.")
-        return cls(text, versions[0], _kinds(text.split(_UNRELEASED)[1].partition("\n## ")[0]))
+        start, end = _unreleased(text)
+        return cls(text, versions[0], _kinds(text[start:end]))
 
     def released(self, version: str, date: str) -> str:
         """The text, with what was unreleased under ``version``."""
-        return self.text.replace(_UNRELEASED, f"{_UNRELEASED}\n\n## [{version}] - {date}", 1)
+        start, _ = _unreleased(self.text)
+        return f"{self.text[:start]}\n\n## [{version}] - {date}{self.text[start:]}"
 
     def with_change(self, entry: str) -> str:
-        """The text, with one more unreleased entry, under Changed."""
-        head, after = self.text.split(_UNRELEASED)
-        body, separator, rest = after.partition("\n## ")
-        if "Changed" in self.entries:
-            heading, listed = "### Changed\n\n", self.entries["Changed"]
-            body = body.replace(heading + listed, f"{heading}{listed}\n- {entry}", 1)
-        else:
-            body = f"{body.rstrip()}\n\n### Changed\n\n- {entry}\n"
-        return head + _UNRELEASED + body + separator + rest
+        """The text, with one more unreleased entry, the last one under Changed."""
+        start, end = _unreleased(self.text)
+        at = start + _end_of_changed(self.text[start:end])
+        before = self.text[:at].rstrip()
+        if "Changed" not in self.entries and not before.endswith(_CHANGED):
+            before = f"{before}\n\n{_CHANGED}"
+        gap = "\n\n" if before.endswith(_CHANGED) else "\n"
+        return f"{before}{gap}- {entry}\n\n{self.text[at:]}"
+
+
+def _unreleased(text: str) -> tuple[int, int]:
+    """Where what is unreleased begins, behind its heading, and where it ends."""
+    heading, release, *_ = _RELEASE.finditer(text)
+    return heading.end(), release.start()
+
+
+def _end_of_changed(body: str) -> int:
+    """Where the section Changed ends; the end of ``body`` if it has none."""
+    heading = re.search(rf"^{_CHANGED}$", body, re.M)
+    following = re.compile(r"^### ", re.M).search(body, heading.end()) if heading else None
+    return following.start() if following else len(body)
 
 
 def _kinds(body: str) -> dict[str, str]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Give one distribution its next version: ``nox -s release -- swap-torch 0.2.0``.
 
-Checks everything, then writes the version, dates the changelog, and moves the ranges of the
-distributions that depend on it where they exclude the new version. Commit, tag and upload it
-yourself.
+Checks everything, also that what it needs to run has nothing unreleased, then writes the version,
+dates the changelog, and moves the ranges of the distributions that depend on it where they exclude
+the new version. Commit, tag and upload it yourself.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import datetime
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import tomllib  # type: ignore[import-not-found]  # Python 3.11, as developers have
 from changelog import Changelog
@@ -55,15 +57,24 @@ class Distribution:
         """The version that the file says."""
         return Version(_VERSION.search(self.about.read_text("utf-8"))[1])  # type: ignore[index]
 
-    def requirements(self) -> Iterator[Requirement]:
-        """Everything it needs: to run, with extras, and to be tested."""
-        settings = tomllib.loads(self.project.read_text("utf-8"))
-        groups = [
-            settings["project"]["dependencies"],
-            *settings["project"].get("optional-dependencies", {}).values(),
-            *settings.get("dependency-groups", {}).values(),
-        ]
-        yield from (Requirement(line) for group in groups for line in group)
+    def to_run(self) -> list[str]:
+        """What it needs to run, also with extras: this is published with it."""
+        project = self._settings()["project"]
+        return _joined(project["dependencies"], project.get("optional-dependencies", {}))
+
+    def to_develop(self) -> list[str]:
+        """What it needs besides to be tested: this is not published."""
+        return _joined([], self._settings().get("dependency-groups", {}))
+
+    def _settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = tomllib.loads(self.project.read_text("utf-8"))
+        return settings
+
+
+def _joined(lines: list[str], groups: dict[str, list[Any]]) -> list[str]:
+    """All requirements, without what a group takes from another group."""
+    every = chain(lines, *groups.values())
+    return [line for line in every if isinstance(line, str)]
 
 
 _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.M)
@@ -87,12 +98,15 @@ def release(root: Path, name: str, wanted: str, date: str) -> list[str]:
     every = _distributions(root)
     if name not in every:
         raise ReleaseError(f"{name!r} is no distribution here; give one of {', '.join(every)}.")
+    _check_date(date)
     chosen = every[name]
-    dependents = [each for each in every.values() if _needs(each, name)]
-    _check_clean(root, [chosen, *dependents])
+    needed = _needed_to_run(chosen, every)
+    dependents = [each for each in every.values() if each is not chosen and _needs(each, name)]
+    _check_clean(root, [chosen, *needed, *dependents])
     changelog = _read_changelog(chosen)
     version = _next_version(chosen, wanted, changelog)
     _check_own_ranges(chosen, every)
+    _check_released(chosen, needed)
 
     writes = {
         chosen.about: _VERSION.sub(
@@ -102,23 +116,21 @@ def release(root: Path, name: str, wanted: str, date: str) -> list[str]:
     }
     told = [f"{name} {chosen.version()} -> {version}"]
     for each in dependents:
-        moved = _moved_ranges(each, name, version)
-        if moved is not None:
-            writes[each.project] = moved
-            entry = f"Needs {name} {version.major}.{version.minor}."
-            writes[each.changelog] = _read_changelog(each).with_change(entry)
-            told.append(f"{each.name} now needs {_range(version)} of {name}: release it too")
+        writes |= _moved(each, name, version)
+        told += _told_of_moved(each, name, version)
+    told.append(f"next: git commit, git tag {name}-{version}, nox -s build, upload dist/{name}*")
     for file, text in writes.items():
         file.write_text(text, "utf-8")
-    unreleased = [
-        each.name
-        for each in every.values()
-        if _needs(chosen, each.name) and _read_changelog(each).entries
-    ]
-    if unreleased:
-        told.append(f"{', '.join(unreleased)}: unreleased changes; release first what {name} uses")
-    told.append(f"next: git commit, git tag {name}-{version}, nox -s build, upload dist/{name}*")
     return told
+
+
+def _check_date(date: str) -> None:
+    try:
+        if datetime.date.fromisoformat(date).isoformat() == date:
+            return
+    except ValueError:
+        pass
+    raise ReleaseError(f"{date!r} is no date; give one as YYYY-MM-DD, such as 2027-01-31.")
 
 
 def _distributions(root: Path) -> dict[str, Distribution]:
@@ -127,7 +139,23 @@ def _distributions(root: Path) -> dict[str, Distribution]:
 
 
 def _needs(each: Distribution, name: str) -> bool:
-    return any(requirement.name == name for requirement in each.requirements())
+    return any(Requirement(line).name == name for line in each.to_run() + each.to_develop())
+
+
+def _needed_to_run(chosen: Distribution, every: dict[str, Distribution]) -> list[Distribution]:
+    """The distributions that it needs to run, each after those that it needs itself."""
+    seen = {chosen.name}
+    found: list[Distribution] = []
+
+    def visit(each: Distribution) -> None:
+        for other in (Requirement(line).name for line in each.to_run()):
+            if other in every and other not in seen:
+                seen.add(other)
+                visit(every[other])
+                found.append(every[other])
+
+    visit(chosen)
+    return found
 
 
 def _check_clean(root: Path, touched: Sequence[Distribution]) -> None:
@@ -154,8 +182,7 @@ def _read_changelog(each: Distribution) -> Changelog:
 
 def _next_version(chosen: Distribution, wanted: str, changelog: Changelog) -> Version:
     now = chosen.version()
-    patch = f"{now.major}.{now.minor}.{now.micro + 1}"
-    minor = f"{now.major}.{now.minor + 1}.0"
+    patch, minor = _patch(now), _minor(now)
     accepted = [patch, minor, f"{now.major + 1}.0.0"]
     try:
         version = Version(wanted)
@@ -165,7 +192,7 @@ def _next_version(chosen: Distribution, wanted: str, changelog: Changelog) -> Ve
         raise ReleaseError(f"{wanted} does not follow {chosen.name} {now}; give one of {accepted}.")
     if not changelog.entries:
         raise ReleaseError(f"the changelog of {chosen.name} has nothing unreleased to release.")
-    more = [kind for kind in changelog.entries if kind not in ("Fixed", "Security")]
+    more = _more_than_fixes(changelog)
     if wanted == patch and more:
         raise ReleaseError(
             f"{wanted} would be for fixes only, and the changelog of {chosen.name} has "
@@ -174,8 +201,20 @@ def _next_version(chosen: Distribution, wanted: str, changelog: Changelog) -> Ve
     return version
 
 
+def _patch(now: Version) -> str:
+    return f"{now.major}.{now.minor}.{now.micro + 1}"
+
+
+def _minor(now: Version) -> str:
+    return f"{now.major}.{now.minor + 1}.0"
+
+
+def _more_than_fixes(changelog: Changelog) -> list[str]:
+    return [kind for kind in changelog.entries if kind not in ("Fixed", "Security")]
+
+
 def _check_own_ranges(chosen: Distribution, every: dict[str, Distribution]) -> None:
-    for requirement in chosen.requirements():
+    for requirement in map(Requirement, chosen.to_run() + chosen.to_develop()):
         other = every.get(requirement.name)
         if other is None or other is chosen or other.version() in requirement.specifier:
             continue
@@ -185,19 +224,53 @@ def _check_own_ranges(chosen: Distribution, every: dict[str, Distribution]) -> N
         )
 
 
-def _moved_ranges(each: Distribution, name: str, version: Version) -> str | None:
-    """The settings of ``each`` with ranges that admit ``version``; None if they do already."""
-    text = each.project.read_text("utf-8")
-    for requirement in each.requirements():
-        if (
-            requirement.name == name
-            and requirement.specifier
-            and version not in requirement.specifier
-        ):
-            extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-            old = re.compile(rf'"{re.escape(name + extras)}\s*[<>=~!][^"]*"')
-            text = old.sub(f'"{name}{extras}{_range(version)}"', text)
-    return text if text != each.project.read_text("utf-8") else None
+def _check_released(chosen: Distribution, needed: Sequence[Distribution]) -> None:
+    """What it needs to run must be out as it is here: it may use what is new in it."""
+    for each in needed:
+        changelog, now = _read_changelog(each), each.version()
+        if changelog.entries:
+            following = _minor(now) if _more_than_fixes(changelog) else _patch(now)
+            raise ReleaseError(
+                f"{chosen.name} needs {each.name} to run, and the changelog of {each.name} {now} "
+                f"has unreleased entries ({', '.join(changelog.entries)}), which {chosen.name} may "
+                "use. What a release needs must be released before it. "
+                f"Run first: nox -s release -- {each.name} {following}"
+            )
+
+
+def _moved(each: Distribution, name: str, version: Version) -> dict[Path, str]:
+    """The settings of ``each`` with ranges that admit ``version``, with an entry if users see it.
+
+    Empty if the ranges admit it already.
+    """
+    writes = {}
+    excluding = _excluding(each.to_run() + each.to_develop(), name, version)
+    if excluding:
+        text = each.project.read_text("utf-8")
+        for line in excluding:
+            moved = re.sub(r"[<>=~!][^;]*", _range(version), line, count=1)
+            text = text.replace(f'"{line}"', f'"{moved}"')
+        writes[each.project] = text
+    if _excluding(each.to_run(), name, version):
+        entry = f"Needs {name} {version.major}.{version.minor}."
+        writes[each.changelog] = _read_changelog(each).with_change(entry)
+    return writes
+
+
+def _told_of_moved(each: Distribution, name: str, version: Version) -> list[str]:
+    if _excluding(each.to_run(), name, version):
+        return [f"{each.name} now needs {_range(version)} of {name}: release it too"]
+    if _excluding(each.to_develop(), name, version):
+        return [f"the tests of {each.name} now take {_range(version)} of {name}"]
+    return []
+
+
+def _excluding(lines: Sequence[str], name: str, version: Version) -> list[str]:
+    """The requirements that are of ``name``, and do not admit ``version``."""
+    needed = {line: Requirement(line) for line in lines}
+    return [
+        line for line, each in needed.items() if each.name == name and version not in each.specifier
+    ]
 
 
 def _range(version: Version) -> str:

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomllib
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -54,17 +57,49 @@ def settle(root: Path, name: str, unreleased: str) -> None:
     project.write_text(ranges)
 
 
+def nothing_unreleased(root: Path, *names: str) -> None:
+    for name in names:
+        settle(root, name, "")
+    git(root, "commit", "-qam", "nothing unreleased", "--allow-empty")
+
+
+def refusal(root: Path, name: str, version: str) -> str:
+    """Release it, or return why not, and which files were written nevertheless."""
+    before = snapshot(root)
+    try:
+        release(root, name, version, DATE)
+    except ReleaseError as error:
+        written = [file for file, text in snapshot(root).items() if before.get(file) != text]
+        return f"{error}{written or ''}"
+    return ""
+
+
 def snapshot(root: Path) -> dict[str, str]:
     return {str(f): f.read_text() for f in root.rglob("*") if f.is_file() and ".git" not in f.parts}
 
 
+def settings(root: Path, name: str) -> dict[str, Any]:
+    return tomllib.loads((root / "packages" / name / "pyproject.toml").read_text())
+
+
 def requirements(root: Path, name: str) -> list[str]:
-    return tomllib.loads((root / "packages" / name / "pyproject.toml").read_text())["project"][
-        "dependencies"
-    ]
+    return settings(root, name)["project"]["dependencies"]
+
+
+def needed_to_run(root: Path, name: str) -> set[str]:
+    """Which of the others it needs when it is installed, with all extras."""
+    project = settings(root, name)["project"]
+    extras = project.get("optional-dependencies", {}).values()
+    lines = itertools.chain(project["dependencies"], *extras)
+    return {Requirement(line).name for line in lines} & set(NAMES) - {name}
+
+
+def unreleased(root: Path, name: str) -> dict[str, str]:
+    return Changelog.parse((root / "packages" / name / "CHANGELOG.md").read_text()).entries
 
 
 def test_version_and_changelog(copy: Path) -> None:
+    nothing_unreleased(copy, "swap-core")
     before = snapshot(copy)
     release(copy, "swap-torch", "0.2.0", DATE)
     folder = copy / "packages" / "swap-torch"
@@ -89,9 +124,126 @@ def test_ranges_of_dependents_move(copy: Path) -> None:
 
 
 def test_ranges_in_groups_and_extras_move_too(copy: Path) -> None:
+    nothing_unreleased(copy, "swap-core", "swap-mindspore")
     release(copy, "swap-torch", "0.2.0", DATE)
-    settings = tomllib.loads((copy / "packages/swap-testkit/pyproject.toml").read_text())
-    assert settings["project"]["optional-dependencies"]["torch"] == ["swap-torch>=0.2,<0.3"]
+    extras = settings(copy, "swap-testkit")["project"]["optional-dependencies"]
+    assert extras["torch"] == ["swap-torch>=0.2,<0.3"]
+    assert unreleased(copy, "swap-testkit")["Changed"] == "- Needs swap-torch 0.2."
+    git(copy, "commit", "-qam", "swap-torch 0.2.0")
+    release(copy, "swap-testkit", "0.2.0", DATE)
+    assert "swap-testkit>=0.2,<0.3" in settings(copy, "swap-torch")["dependency-groups"]["test"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_entry_for_each_range_that_is_published(copy: Path, name: str) -> None:
+    nothing_unreleased(copy, *(other for other in NAMES if other != name))
+    before = {other: settings(copy, other)["project"] for other in NAMES}
+    told = release(copy, name, "0.2.0", DATE)
+    for other in set(NAMES) - {name}:
+        moved = settings(copy, other)["project"] != before[other]
+        assert moved == (name in needed_to_run(copy, other))
+        expected = {"Changed": f"- Needs {name} 0.2."} if moved else {}
+        assert unreleased(copy, other) == expected
+        assert any(f"{other} now needs" in line and "release it" in line for line in told) == moved
+
+
+def test_only_ranges_that_exclude_it_move(copy: Path) -> None:
+    project = copy / "packages/swap-torch/pyproject.toml"
+    text = project.read_text().replace("swap-core>=0.1,<0.2", "swap-core>=0.1")
+    old = "\"swap-core >=0.1,<0.2 ; os_name == 'posix'\""
+    groups = f'more = []\ntest = [{old}, {{ include-group = "more" }}, "expecttest"'
+    project.write_text(text.replace('test = ["expecttest"', groups))
+    git(copy, "commit", "-qam", "range")
+    release(copy, "swap-core", "0.2.0", DATE)
+    assert "swap-core>=0.1" in requirements(copy, "swap-torch")
+    moved = Requirement(settings(copy, "swap-torch")["dependency-groups"]["test"][0])
+    assert (str(moved.specifier), str(moved.marker)) == ("<0.3,>=0.2", 'os_name == "posix"')
+    assert list(unreleased(copy, "swap-torch")) == ["Added"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_it_needs_to_run_is_released_first(copy: Path, name: str) -> None:
+    """However it begins, following what the refusals say ends, and all that is out stays so."""
+    steps = [(name, "0.2.0")]
+    done = []
+    while steps:
+        blocked = any(unreleased(copy, other) for other in needed_to_run(copy, steps[-1][0]))
+        refused = refusal(copy, *steps[-1])
+        assert bool(refused) == blocked, (steps, refused)
+        if blocked:
+            command = re.search(r"nox -s release -- (\S+) (\d+\.\d+\.\d+)$", refused)
+            assert command, refused
+            assert command[1] not in done
+            steps.append((command[1], command[2]))
+        else:
+            git(copy, "commit", "-qam", "release")
+            done.append(steps.pop()[0])
+            assert not [other for other in done if unreleased(copy, other)]
+    assert set(done) >= {name, *needed_to_run(copy, name)}
+
+
+def test_the_commands_that_are_documented(copy: Path) -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    commands = re.findall(r"^python3 -m nox -s release -- (\S+) (\S+)$", text, re.M)
+    assert sorted(name for name, _ in commands) == NAMES
+    for name, version in commands:
+        release(copy, name, version, DATE)
+        git(copy, "commit", "-qam", f"{name} {version}")
+    assert not [name for name in NAMES if unreleased(copy, name)]
+
+
+@pytest.mark.parametrize(
+    ("entries", "command"),
+    [
+        ("### Fixed\n\n- It.\n", "nox -s release -- swap-core 0.1.1"),
+        ("### Security\n\n- It.\n", "nox -s release -- swap-core 0.1.1"),
+        ("### Fixed\n\n- It.\n\n### Removed\n\n- It.\n", "nox -s release -- swap-core 0.2.0"),
+    ],
+)
+def test_the_refusal_names_a_version_that_follows(copy: Path, entries: str, command: str) -> None:
+    settle(copy, "swap-core", entries)
+    git(copy, "commit", "-qam", "log")
+    words = "swap-torch needs swap-core to run, and the changelog of swap-core 0.1.0 has unreleased"
+    with pytest.raises(ReleaseError, match=f"{words}.*{command}$"):
+        release(copy, "swap-torch", "0.2.0", DATE)
+    assert main([*command.split()[-2:], "--root", str(copy)]) == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_refused_before_anything_is_written(copy: Path, name: str) -> None:
+    """Whichever changelog cannot be read."""
+    nothing_unreleased(copy, *needed_to_run(copy, name))
+    refused = set()
+    for other in NAMES:
+        log = copy / "packages" / other / "CHANGELOG.md"
+        log.write_text(log.read_text().replace("## [0.1.0] - 2026-11-30", "## 0.1.0"))
+        git(copy, "commit", "-qam", "malformed")
+        if words := refusal(copy, name, "0.2.0"):
+            expected = (
+                f"CHANGELOG.md of {other}: '## 0.1.0' must be like '## [0.1.0] - 2026-11-30'."
+            )
+            assert words == expected
+            refused.add(other)
+        git(copy, "reset", "-q", "--hard", "HEAD~1")
+    assert refused >= {name, *needed_to_run(copy, name)}
+
+
+def test_an_entry_without_a_blank_line_before_it(copy: Path) -> None:
+    settle(copy, "swap-torch", "### Changed\n- Something.\n")
+    git(copy, "commit", "-qam", "log")
+    release(copy, "swap-core", "0.2.0", DATE)
+    assert unreleased(copy, "swap-torch") == {"Changed": "- Something.\n- Needs swap-core 0.2."}
+
+
+@pytest.mark.parametrize(
+    "date", ["soon", "", "2027-1-31", "20270131", "2027-W04-7", "2027-02-29", "31.01.2027"]
+)
+def test_a_date_that_is_none(copy: Path, date: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = snapshot(copy)
+    assert main(["swap-core", "0.2.0", "--root", str(copy), "--date", date]) == 2
+    words = f"release: {date!r} is no date; give one as YYYY-MM-DD, such as "
+    assert words in capsys.readouterr().err
+    assert snapshot(copy) == before
 
 
 def test_a_fix_leaves_ranges_alone(copy: Path) -> None:
@@ -122,7 +274,7 @@ def test_refused(copy: Path, name: str, version: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unreleased", "words"),
+    ("entries", "words"),
     [
         ("", "nothing unreleased"),
         ("- At the top.\n", "must be under one of Added"),
@@ -134,8 +286,8 @@ def test_refused(copy: Path, name: str, version: str, words: str) -> None:
         ("## [0.1.5] - 2026-12-01\n", "0.1.5 as the latest release, but __about__.py says 0.1.0"),
     ],
 )
-def test_a_changelog_out_of_order(copy: Path, unreleased: str, words: str) -> None:
-    settle(copy, "swap-torch", unreleased)
+def test_a_changelog_out_of_order(copy: Path, entries: str, words: str) -> None:
+    settle(copy, "swap-torch", entries)
     git(copy, "commit", "-qam", "log")
     before = snapshot(copy)
     with pytest.raises(ReleaseError, match=re.escape(words)):
@@ -160,6 +312,7 @@ def test_a_range_that_excludes_what_is_here(copy: Path) -> None:
 
 
 def test_the_command_line(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nothing_unreleased(copy, "swap-core")
     assert main(["swap-torch", "nonsense", "--root", str(copy)]) == 2
     assert "release: 'nonsense' is no version" in capsys.readouterr().err
     assert main(["swap-torch", "0.2.0", "--root", str(copy), "--date", DATE]) == 0
