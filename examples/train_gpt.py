@@ -161,7 +161,7 @@ def find_device(wanted: str) -> Device:
         except (ImportError, OSError) as error:
             raise LookupError(
                 f"--device npu needs torch_npu, which cannot be imported ({error}); install CANN "
-                f"and swap-torch[npu], or choose auto or cpu"
+                f"and torch_npu, or choose auto or cpu"
             ) from error
     found = torch.accelerator.current_accelerator(check_available=True)
     if wanted == "sim" or (wanted == "auto" and found is None):

@@ -116,7 +116,7 @@ def test_a_picture_needs_matplotlib(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["plan", *MODEL, *LINK, "--plot", str(tmp_path / "plan.png")]) == 2
-    assert 'pip install "swap-core[plot]"' in capsys.readouterr().err
+    assert "pip install 'matplotlib>=3.8'" in capsys.readouterr().err
 
 
 def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

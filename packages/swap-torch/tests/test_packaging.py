@@ -43,5 +43,6 @@ def test_importing_loads_nothing_of_mindspore_and_torchtitan() -> None:
 
 def test_the_binding_to_torchtitan_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchtitan", None)  # as if it were not installed
-    with pytest.raises(ImportError, match=r"needs torchtitan 0.3, .* 'swap-torch\[torchtitan\]'"):
+    words = "needs torchtitan 0.3, .* pip install 'torchtitan>=0.3,<0.4' 'torch>=2.14'"
+    with pytest.raises(ImportError, match=words):
         importlib.import_module("swap_torch.integrations.torchtitan")

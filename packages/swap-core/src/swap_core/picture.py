@@ -21,6 +21,6 @@ def new_figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            '--plot needs matplotlib, which is not installed: pip install "swap-core[plot]"'
+            "--plot needs matplotlib, which is not installed: pip install 'matplotlib>=3.8'"
         ) from error
     return Figure(figsize=(width, height), layout="constrained")

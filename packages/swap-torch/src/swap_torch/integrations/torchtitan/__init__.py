@@ -18,7 +18,8 @@ try:
 except ImportError as error:
     raise ImportError(
         "swap_torch.integrations.torchtitan needs torchtitan 0.3, whose configs are Python and can "
-        "be overridden; it is not installed, or older. pip install 'swap-torch[torchtitan]'."
+        "be overridden; it is not installed, or older. "
+        "pip install 'torchtitan>=0.3,<0.4' 'torch>=2.14'"
     ) from error
 
 from torchtitan.components.optimizer import OptimizersContainer
