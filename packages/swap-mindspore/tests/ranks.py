@@ -19,9 +19,9 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
-from mindspore.communication import get_group_size, get_rank, init
 
 from swap_mindspore import HostDevice, SwapOptimizerConfig, is_swap_optimizer, swap_optimizer
+from swap_testkit.mindspore.world import join
 
 WIDTH, HIDDEN, STEPS = 8, 16, 3
 OPTIMIZERS: dict[str, Callable[[list[Parameter]], nn.Optimizer]] = {
@@ -59,8 +59,8 @@ class World:
     """This rank among the others."""
 
     def __init__(self) -> None:
-        init()
-        self.rank, self.size = get_rank(), get_group_size()
+        joined = join()
+        self.rank, self.size = joined.rank, joined.size
         self.sum, self.gather = ops.AllReduce(), ops.AllGather()
 
     def shard(self, array: np.ndarray, axis: int) -> np.ndarray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import mindspore as ms
@@ -54,6 +55,39 @@ def test_a_rank_that_fails_is_told_with_its_log() -> None:
     work = Work(("single",), ("none",), SwapOptimizerConfig(), 1)
     with pytest.raises(RankFailedError, match="KeyError: 'none'"):
         launch(work, nproc=2, timeout=SECONDS)
+
+
+CRASHES = """
+import os, pathlib, signal, sys
+folder, before = pathlib.Path(sys.argv[1]), sys.argv[2] == "before"
+first = before and not (folder / "tried").exists()
+if first and os.environ["MS_ROLE"] == "MS_WORKER":
+    (folder / "tried").touch()
+    os.kill(os.getpid(), signal.SIGSEGV)
+from swap_testkit.mindspore.world import join
+join()
+with (folder / "ran0").open("a") as file:
+    file.write(".")
+if not before:
+    os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+def test_ranks_that_crash_before_they_meet_are_run_once_more(tmp_path) -> None:
+    """MindSpore does that now and then; later crashes are told, with where."""
+    script = tmp_path / "crashes.py"
+    script.write_text(CRASHES)
+    for when in ("before", "after"):
+        folder = tmp_path / when
+        folder.mkdir()
+        run = partial(run_under_msrun, script, str(folder), when, folder=folder, nproc=1)
+        if when == "before":
+            run(timeout=SECONDS)
+            assert (folder / "ran0").exists()
+        else:
+            with pytest.raises(RankFailedError, match="Segmentation fault"):
+                run(timeout=SECONDS)
+            assert (folder / "ran0").read_text() == "."
 
 
 @pytest.mark.parametrize(("count", "kind"), [(4, "adam-weight-decay")])

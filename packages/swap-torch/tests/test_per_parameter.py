@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from swap_core import UnsupportedOptimizerError
 from swap_core.adapter import ADAPTER_GROUP
-from swap_testkit.torch import CpuAsDevice, assert_same_bits
+from swap_testkit.torch import CopySchedule, CpuAsDevice, assert_same_bits, same_bits
 from swap_testkit.torch.laws import LAWS, Subject, check_law
 from swap_torch import (
     PerParameterAdapter,
@@ -384,12 +384,12 @@ def test_a_grad_scaler_reaches_the_fused_step() -> None:
     assert_same_bits(*found)
 
 
-@pytest.mark.parametrize("kind", [optim.SGD, torch.optim.Muon, optim.Adafactor])
+@pytest.mark.parametrize("kind", [optim.RMSprop, torch.optim.Muon, optim.Adafactor])
 def test_sparse_gradients_and_closures_are_refused_before_anything_changes(
     kind: Callable[..., Optimizer],
 ) -> None:
     (param,) = parameters([(6, 4)])
-    optimizer = kind([param], **({"momentum": 0.9} if kind is optim.SGD else {}))
+    optimizer = kind([param])
     swap_optimizer(optimizer, CONFIG, device=CpuAsDevice())
     before = param.detach().clone()
     param.grad = torch.ones(6, 4).to_sparse()
@@ -540,3 +540,112 @@ def test_tensors_inside_containers_are_cast_as_natively(dtype: torch.dtype) -> N
             give_gradients(optimizer, step)
             optimizer.step()
         assert_same_bits(native, swapped)
+
+
+def native_and_swapped(make: Callable[[], Optimizer]) -> tuple[Optimizer, Optimizer]:
+    native, swapped = make(), make()
+    return native, swap_optimizer(
+        swapped, CONFIG, device=CpuAsDevice(schedule=CopySchedule.LATEST, poison=True)
+    )
+
+
+MIXED = [torch.float32, torch.bfloat16, torch.bfloat16, torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("foreach", [True, False, None])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_momentum_that_begins_late(foreach: bool | None, nesterov: bool) -> None:
+    """torch's foreach updates all momenta one by one if one is new: in bfloat16 other bits."""
+
+    def make() -> Optimizer:
+        params = [
+            p.detach().to(d).requires_grad_() for p, d in zip(parameters(), MIXED, strict=False)
+        ]
+        return optim.SGD(params, 0.1, 0.9, foreach=foreach, nesterov=nesterov, weight_decay=0.1)
+
+    native, swapped = native_and_swapped(make)
+    for step in range(8):
+        for optimizer in (native, swapped):
+            give_gradients(optimizer, step)
+            for position, param in enumerate(optimizer.param_groups[0]["params"]):
+                if position > step // 2 + 1:
+                    param.grad = None
+            optimizer.step()
+        assert_same_bits(native, swapped)
+
+
+def dense(value: object) -> object:
+    return shape_of(value.to_dense() if isinstance(value, torch.Tensor) else value)
+
+
+SPARSE: dict[str, Callable[[Any], Optimizer]] = {
+    "SGD": lambda params: optim.SGD(params, 0.1),
+    "SGD, momentum": lambda params: optim.SGD(params, 0.1, 0.9),
+    "SGD, foreach": lambda params: optim.SGD(params, 0.1, foreach=True),
+    "SGD, foreach, momentum": lambda params: optim.SGD(params, 0.1, 0.9, foreach=True),
+    "Adagrad": lambda params: optim.Adagrad(params, 0.1, initial_accumulator_value=0.1),
+    "Adagrad, foreach": lambda params: optim.Adagrad(params, 0.1, foreach=True),
+}
+
+
+def give_some_sparse(optimizer: Optimizer, step: int) -> None:
+    give_gradients(optimizer, step)
+    params = optimizer.param_groups[0]["params"]
+    for position in (1, 3):
+        mask = (torch.arange(len(params[position])) + step) % 3 == 0
+        params[position].grad = (params[position].grad * mask[:, None]).to_sparse(1)
+    if step == 1:
+        params[3].grad = None
+
+
+def assert_equal_with_sparse_states(native: Optimizer, swapped: Optimizer) -> None:
+    for p, q in zip(*(o.param_groups[0]["params"] for o in (native, swapped)), strict=True):
+        assert same_bits(p, q)
+        for key, value in native.state[p].items():
+            assert dense(value) == dense(swapped.state[q][key])
+
+
+@pytest.mark.filterwarnings(
+    "ignore:swap_optimizer. this torch.optim.SGD keeps no states",
+    "ignore:Sparse invariant checks are implicitly disabled",
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_gradients(name: str, dtype: torch.dtype) -> None:
+    """Where native takes them: of some parameters, beside dense ones."""
+
+    def make() -> Optimizer:
+        return SPARSE[name]([p.detach().to(dtype).requires_grad_() for p in parameters()])
+
+    native, swapped = native_and_swapped(make)
+
+    def load() -> None:
+        state_dict = swapped.state_dict()
+        native.load_state_dict(state_dict)
+        swapped.load_state_dict(copy.deepcopy(state_dict))
+
+    after: dict[int, Callable[[], object]] = {
+        5: swapped.reload,  # type: ignore[attr-defined]
+        6: swapped.offload,  # type: ignore[attr-defined]
+        7: load,
+    }
+    for step in range(9):
+        for optimizer in (native, swapped):
+            give_some_sparse(optimizer, step)
+            optimizer.step()
+        assert_equal_with_sparse_states(native, swapped)
+        after.get(step, lambda: None)()
+    native, swapped = copy.deepcopy(native), copy.deepcopy(swapped)
+    for optimizer in (native, swapped):
+        give_some_sparse(optimizer, 9)
+        optimizer.step()
+    assert_equal_with_sparse_states(native, swapped)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
+def test_fused_kernels_take_no_sparse_gradients() -> None:
+    (param,) = parameters([(6, 4)])
+    optimizer = swap_optimizer(optim.Adagrad([param], fused=True), CONFIG, device=CpuAsDevice())
+    param.grad = torch.ones(6, 4).to_sparse()
+    with pytest.raises(RuntimeError, match="Adagrad with fused=True does not support sparse"):
+        optimizer.step()

@@ -111,6 +111,9 @@ class TorchSwapAdapter(OptimizerSwapAdapter[torch.Tensor, TorchStep, UpdateCall]
     steps_itself: ClassVar[bool] = False
     """Whether the optimizer's own ``step`` runs on each batch: then it makes its states itself, on
     parameters as they are (DTensors too), in the same order in every process."""
+    sparse_gradients: ClassVar[bool] = False
+    """Whether updates take sparse gradients; if not, ``step()`` refuses them before anything
+    changes."""
     wrapper_states: ClassVar[frozenset[str]] = frozenset()
     """Tensor subclasses that states may be, by qualified name: each is a traceable wrapper, whose
     values are all in the plain tensors that its ``__tensor_flatten__`` names. They move together;
@@ -191,7 +194,7 @@ class TorchSwapAdapter(OptimizerSwapAdapter[torch.Tensor, TorchStep, UpdateCall]
             grads=[grad for group in grads for grad in group if grad is not None],
         )
         if any(map(_is_sparse, step.grads)):
-            self._refuse_sparse(step)
+            self._check_sparse(step)
         return step
 
     def iter_update_units(self, step: TorchStep) -> Iterable[TorchUnit]:
@@ -240,16 +243,21 @@ class TorchSwapAdapter(OptimizerSwapAdapter[torch.Tensor, TorchStep, UpdateCall]
     def begin_group(self, group: Group) -> None:
         """Do what native does once per step and group, such as advancing the group's counter."""
 
-    def _refuse_sparse(self, step: TorchStep) -> None:
-        position = next(i for i, grad in enumerate(step.grads) if grad.is_sparse)
-        unit = next(u for u in self.iter_update_units(step) if u.grad_index == position)
-        index = next(i for i, p in enumerate(step.params[unit.adapter_index]) if p is unit.param)
-        raise RuntimeError(
-            f"{self.supports()} does not support sparse gradients, but the gradient of "
-            f"{owner_name(self.optimizer, unit.adapter_index, index)} is sparse. Make it dense "
-            f"(sparse=False on the embedding), or use SparseAdam for that parameter. "
-            f"Nothing was updated."
-        )
+    def _check_sparse(self, step: TorchStep) -> None:
+        groups = self.optimizer.param_groups
+        for unit in self.iter_update_units(step):
+            fused = groups[unit.adapter_index].get("fused")
+            if not step.grads[unit.grad_index].is_sparse or (self.sparse_gradients and not fused):
+                continue
+            members = step.params[unit.adapter_index]
+            index = next(i for i, param in enumerate(members) if param is unit.param)
+            raise RuntimeError(
+                f"{self.supports()}{' with fused=True' if fused else ''} does not support sparse "
+                f"gradients, but the gradient of "
+                f"{owner_name(self.optimizer, unit.adapter_index, index)} is sparse. Make it dense "
+                f"(sparse=False on the embedding), or use SparseAdam for that parameter. "
+                f"Nothing was updated."
+            )
 
 
 def owner_name(optimizer: torch.optim.Optimizer, group_index: int, index: int) -> str:

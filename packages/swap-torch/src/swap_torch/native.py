@@ -11,7 +11,9 @@ from torch import optim
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from swap_torch.adapter import Kernel
+from swap_torch.fillers import Filler, Kind, Oddity, fillers_for, kind_of
 from swap_torch.per_parameter import PerParameterAdapter
+from swap_torch.stand_in import PartStep
 
 __all__ = [
     "TorchASGDAdapter",
@@ -47,6 +49,29 @@ class TorchNativePartAdapter(PerParameterAdapter):
         undecided = group.get("foreach", False) is None and not group.get("fused")
         return {"foreach": False} if undecided and not kernel.foreach else {}
 
+    def prepare_step(self) -> PartStep:
+        """Also find what is odd in a group, if torch may look at all of it; see [Note: fillers]."""
+        step = super().prepare_step()
+        grads = iter(step.grads)
+        for index, (members, mask) in enumerate(zip(step.params, step.masks, strict=True)):
+            group = step.groups[index]
+            active = [
+                (p, next(grads)) for p, has_grad in zip(members, mask, strict=True) if has_grad
+            ]
+            if (
+                self.sparse_gradients
+                and group.get("foreach") is not False
+                and not group.get("fused")
+            ):
+                step.odd[index] = self.oddities(group, active)
+        return step
+
+    def oddities(
+        self, group: Mapping[str, Any], active: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ) -> dict[Oddity, set[Kind]]:
+        """The kinds of which one parameter is odd, of parameters with their gradients."""
+        return {"sparse": {kind_of(param) for param, grad in active if grad.is_sparse}}
+
 
 @final
 class TorchSGDAdapter(TorchNativePartAdapter):
@@ -56,10 +81,32 @@ class TorchSGDAdapter(TorchNativePartAdapter):
     state_names = ("momentum_buffer",)
     counter_names = ()
     made_at_once = False
+    sparse_gradients = True
 
     def state_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         """One buffer with momentum."""
         return self.state_names if group["momentum"] else ()
+
+    def oddities(
+        self, group: Mapping[str, Any], active: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ) -> dict[Oddity, set[Kind]]:
+        """Also those of which one has no momentum yet."""
+        odd = super().oddities(group, active)
+        if group["momentum"]:
+            state = vars(self.optimizer)["state"]
+            odd["new"] = {
+                kind_of(param)
+                for param, _ in active
+                if state.get(param, {}).get("momentum_buffer") is None
+            }
+        return odd
+
+    def fillers(
+        self, step: PartStep, index: int, params: Sequence[torch.Tensor]
+    ) -> Sequence[Filler]:
+        """Without momentum, or with a sparse gradient, as the group has them."""
+        momentum = {"momentum_buffer": True} if step.groups[index]["momentum"] else {}
+        return fillers_for(params, step.odd.get(index, {}), momentum)
 
     def template(self, param: torch.Tensor, key: str) -> torch.Tensor:
         """The buffer is a copy of the gradient."""
@@ -89,6 +136,13 @@ class TorchAdagradAdapter(TorchNativePartAdapter):
 
     optimizer_class = optim.Adagrad
     state_names = ("sum",)
+    sparse_gradients = True
+
+    def fillers(
+        self, step: PartStep, index: int, params: Sequence[torch.Tensor]
+    ) -> Sequence[Filler]:
+        """With a sparse gradient, if the group has one."""
+        return fillers_for(params, step.odd.get(index, {}), {"sum": False}, torch.tensor(0.0))
 
 
 @final

@@ -20,6 +20,7 @@ from swap_core import (
     UnsupportedOptionError,
 )
 from swap_torch.adapter import Group, Kernel, TorchStep, TorchSwapAdapter, UpdateCall
+from swap_torch.fillers import Filler
 from swap_torch.matching import steps_as
 from swap_torch.parts import Member, PartCall
 from swap_torch.stand_in import PartStep, remember, step_part
@@ -78,6 +79,12 @@ class PerParameterAdapter(TorchSwapAdapter):
     def same_for_all(self, group: Mapping[str, Any], kernel: Kernel) -> Mapping[str, Any]:
         """Options that every part of a group is updated with, in place of the group's own."""
         return {}
+
+    def fillers(
+        self, step: PartStep, index: int, params: Sequence[torch.Tensor]
+    ) -> Sequence[Filler]:
+        """What is updated together with a part of group ``index``. See [Note: fillers]."""
+        return ()
 
     # Finding and checking.
 
@@ -171,7 +178,7 @@ class PerParameterAdapter(TorchSwapAdapter):
 
     # The update.
 
-    def prepare_step(self) -> TorchStep:
+    def prepare_step(self) -> PartStep:
         """Collect the gradients, and remember groups and attributes as they are."""
         return remember(super().prepare_step(), self.optimizer)
 
@@ -180,7 +187,8 @@ class PerParameterAdapter(TorchSwapAdapter):
         if not isinstance(step, PartStep) or not isinstance(call, PartCall):
             raise SwapInternalError(f"{type(self).__qualname__} was given {call!r}")
         options = self.same_for_all(step.groups[call.group_index], call.kernel)
-        step_part(self, step, call.group_index, call.members, options)
+        fillers = self.fillers(step, call.group_index, call.params)
+        step_part(self, step, call.group_index, call.members, options, fillers)
 
     def finish_step(self, step: TorchStep) -> None:
         """Run it for groups without gradients too: some count steps nevertheless."""

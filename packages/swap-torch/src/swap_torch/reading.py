@@ -18,6 +18,9 @@ from swap_torch.sharding import is_sharded, local_of
 __all__ = ["LoadedEntries", "read_state_dict"]
 
 
+_SPARSE = (torch.sparse_coo,)
+"""A state that is made of a sparse gradient is like it."""
+
 LoadedEntries: TypeAlias = list[tuple[torch.Tensor, dict[str, Any]]]
 """Each parameter that has an entry, with its states; each tensor, in containers too, is a
 :class:`LoadedState`."""
@@ -185,7 +188,8 @@ class _Reader:
     def _check_state(self, param: torch.Tensor, key: str, what: str, value: object) -> None:
         like = self._adapter.template(param, key) if self._adapter.steps_itself else param
         wanted = f"a dense tensor of shape {tuple(like.shape)}"
-        if not isinstance(value, torch.Tensor) or local_of(value).layout is not torch.strided:
+        layouts = {torch.strided, *(_SPARSE if self._adapter.sparse_gradients else ())}
+        if not isinstance(value, torch.Tensor) or local_of(value).layout not in layouts:
             raise StateDictError(
                 f"load_state_dict: {what} is {_what(value)}; {wanted} is accepted."
             )

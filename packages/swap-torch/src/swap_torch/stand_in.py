@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 
 from swap_core import UnsupportedOptimizerError
 from swap_torch.adapter import Group, TorchStep, TorchSwapAdapter
+from swap_torch.fillers import Filler, Kind, Oddity
 from swap_torch.optimizer import TorchSwapOptimizer
 from swap_torch.parts import Member
 from swap_torch.selection import OptimizerState
@@ -50,6 +51,8 @@ class PartStep(TorchStep):
     """What calls changed, by the group's index (None: the optimizer itself) and key."""
     stepped: set[int] = field(default_factory=set)
     """Groups of which at least one part was updated."""
+    odd: dict[int, dict[Oddity, set[Kind]]] = field(default_factory=dict)
+    """By group, what one of its parameters was when the step began. See [Note: fillers]."""
 
 
 def remember(step: TorchStep, optimizer: Optimizer) -> PartStep:
@@ -70,6 +73,7 @@ def step_part(
     index: int,
     members: Sequence[Member],
     same: Mapping[str, Any],
+    fillers: Sequence[Filler] = (),
 ) -> None:
     """Step a stand-in for the optimizer; see [Note: its own step].
 
@@ -79,6 +83,7 @@ def step_part(
         index: Which group.
         members: Those of its parameters that are updated.
         same: Options of the group that are other ones for the stand-in.
+        fillers: Updated with them, and forgotten.
 
     Raises:
         UnsupportedOptimizerError: an earlier part of the step made something else of an attribute.
@@ -89,10 +94,12 @@ def step_part(
     kind = _native_class(optimizer)
     stand_in = kind.__new__(kind)
     attributes = step.attributes | {hooks: OrderedDict() for hooks in _HOOKS}
-    group = {**step.groups[index], **same, "params": [member.param for member in members]}
+    params = [member.param for member in members] + [filler.param for filler in fillers]
+    group = {**step.groups[index], **same, "params": params}
     entries: OptimizerState = defaultdict(
         dict, {param: dict(entry) for param, entry in given.items() if entry is not None}
     )
+    entries.update({filler.param: filler.entry for filler in fillers if filler.entry})
     vars(stand_in).update(attributes, param_groups=[group], state=entries)
     step.stepped.add(index)
     try:

@@ -6,6 +6,7 @@ A launch takes about 20 seconds before anything is computed, so one launch runs 
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import signal
@@ -20,10 +21,16 @@ from pathlib import Path
 from swap_core import SwapOptimizerConfig
 from swap_testkit.outcome import RankOutcome
 
-__all__ = ["RankFailedError", "Work", "launch", "run_under_msrun"]
+__all__ = ["FOLDER_VARIABLE", "JOINED", "RankFailedError", "Work", "launch", "run_under_msrun"]
 
 _WORKER = Path(__file__).with_name("worker.py")
 _LOG_CHARACTERS = 3000
+FOLDER_VARIABLE = "SWAP_TESTKIT_FOLDER"
+"""The environment variable by which ranks know the folder of their launch."""
+JOINED = "joined"
+"""Begins the name of the file that a rank leaves there when it has met the others."""
+
+_log = logging.getLogger(__name__)
 
 
 class RankFailedError(RuntimeError):
@@ -70,6 +77,9 @@ def run_under_msrun(
 ) -> None:
     """Run a script on several processes of this machine; all are killed if one does not end.
 
+    Once more if they failed before one of them came back from
+    :func:`swap_testkit.mindspore.world.join`: on a busy machine MindSpore sometimes crashes there.
+
     Args:
         script: What each process runs.
         arguments: Of the script.
@@ -80,6 +90,18 @@ def run_under_msrun(
     Raises:
         RankFailedError: a process failed or did not end in time.
     """
+    try:
+        _run_once(script, arguments, folder, nproc, timeout)
+    except RankFailedError as error:
+        if any(folder.glob(f"{JOINED}*")):
+            raise
+        _log.warning("no rank met the others; once more, after: %s", error)
+        _run_once(script, arguments, folder, nproc, timeout)
+
+
+def _run_once(
+    script: Path, arguments: Sequence[str], folder: Path, nproc: int, timeout: float
+) -> None:
     programs = str(Path(sys.executable).parent)
     command = [
         str(Path(programs) / "msrun"),
@@ -88,7 +110,12 @@ def run_under_msrun(
         *(f"--cluster_time_out={int(timeout)}", str(script), *arguments),
     ]
     # msrun starts whatever `python` comes first.
-    environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    environment = {
+        **os.environ,
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONFAULTHANDLER": "1",  # a rank that crashes tells where
+        FOLDER_VARIABLE: str(folder),
+    }
     with subprocess.Popen(
         command,
         env=environment,

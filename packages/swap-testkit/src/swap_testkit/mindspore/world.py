@@ -6,11 +6,15 @@ Made of AllReduce and AllGather alone, which MindSpore's CPU build has too.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import mindspore as ms
 from mindspore import Tensor, ops
+
+from swap_testkit.mindspore.launch import FOLDER_VARIABLE, JOINED
 
 __all__ = ["ALONE", "World", "join"]
 
@@ -56,8 +60,11 @@ ALONE = World(0, 1)
 
 
 def join() -> World:
-    """Meet the other processes that msrun started."""
+    """Meet the other processes that msrun started, and leave a mark of it for who launched them."""
     from mindspore.communication import get_group_size, get_rank, init
 
     init()
-    return World(get_rank(), get_group_size())
+    world = World(get_rank(), get_group_size())
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        (Path(folder) / f"{JOINED}{world.rank}").touch()
+    return world
