@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import entry_points
@@ -13,7 +14,9 @@ import torch
 from torch import optim
 from torch.optim import Optimizer
 
+from swap_core import StateDictError
 from swap_testkit.torch.laws import LAWS, LawBrokenError, Subject, check_law
+from swap_testkit.torch.laws.subject import Pair, law_config
 from swap_torch import SwapOptimizerConfig
 from swap_torch.finding import find_torch_adapter
 
@@ -85,6 +88,48 @@ def test_every_installed_adapter_has_a_subject() -> None:
     expected = {name for name in installed if name.startswith("torch.")}
     elsewhere = {"adam", "adamw", "hyper_parallel_adamw", "torchao"}
     assert expected - tried == {f"torch.{name}" for name in elsewhere}
+
+
+WITH_ADAM = {**SUBJECTS, "Adam": subject(optim.Adam, amsgrad=True), "AdamW": subject(optim.AdamW)}
+
+
+def load_and_step(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    optimizer.load_state_dict(copy.deepcopy(state_dict))
+    optimizer.step()
+
+
+def goes_on(optimizer: Optimizer, state_dict: dict[str, Any]) -> bool:
+    """Whether it can be loaded, and updates made after it."""
+    try:
+        load_and_step(optimizer, state_dict)
+    except (KeyError, TypeError, StateDictError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", WITH_ADAM)
+def test_files_that_lack_an_option(name: str) -> None:
+    """Native knows some options of old files, and fails at a later step without the others."""
+    options = WITH_ADAM[name].make(WITH_ADAM[name].parameters()).param_groups[0].keys()
+    refused = []
+    for option in options - {"params", "param_names"}:
+        pair = Pair(WITH_ADAM[name], law_config())
+        pair.train(2)
+        state_dict = copy.deepcopy(pair.native.state_dict())
+        del state_dict["param_groups"][0][option]
+        pair.give_gradients()
+        if goes_on(pair.native, state_dict):
+            assert goes_on(pair.swapped, state_dict), option
+            pair.check()
+            continue
+        refused.append(option)
+        before = copy.deepcopy(pair.swapped.state_dict()["param_groups"])
+        with pytest.raises((KeyError, StateDictError), match=f"{option}") as told:
+            load_and_step(pair.swapped, state_dict)
+        if told.type is StateDictError:
+            assert f"has no option {option!r}" in str(told.value)
+            assert pair.swapped.state_dict()["param_groups"] == before
+    assert refused
 
 
 @pytest.mark.parametrize("name", SUBJECTS)

@@ -147,7 +147,7 @@ class TorchSwapOptimizer(Optimizer):
 
     def _swap_take(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Load the states, and leave the rest to native."""
-        entries = read_state_dict(self, self._swap.adapter, state_dict)
+        entries = read_state_dict(self, self._swap_base, self._swap.adapter, state_dict)
         groups = copy.deepcopy(state_dict["param_groups"])
         ours = {number for group in groups for number in group["params"]}
         present = [self.__dict__.pop("state")]

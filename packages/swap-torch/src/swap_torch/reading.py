@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias, final
@@ -18,6 +19,7 @@ from swap_torch.sharding import is_sharded, local_of
 __all__ = ["LoadedEntries", "read_state_dict"]
 
 
+_NOT_COPIED = {"state", "param_groups", "step", "_swap"}
 _SPARSE = (torch.sparse_coo,)
 """A state that is made of a sparse gradient is like it."""
 
@@ -27,20 +29,35 @@ LoadedEntries: TypeAlias = list[tuple[torch.Tensor, dict[str, Any]]]
 
 
 def read_state_dict(
-    optimizer: torch.optim.Optimizer, adapter: TorchSwapAdapter, state_dict: Mapping[str, Any]
+    optimizer: torch.optim.Optimizer,
+    kind: type[torch.optim.Optimizer],
+    adapter: TorchSwapAdapter,
+    state_dict: Mapping[str, Any],
 ) -> LoadedEntries:
     """Find what belongs to which parameter, by position in the groups, as natively.
+
+    Args:
+        optimizer: What loads it.
+        kind: Its class without swapping.
+        adapter: Its adapter.
+        state_dict: What is loaded.
 
     Raises:
         StateDictError: it does not fit the optimizer; names group, parameter and key.
     """
-    return _Reader(optimizer, adapter).read(state_dict)
+    return _Reader(optimizer, kind, adapter).read(state_dict)
 
 
 @final
 class _Reader:
-    def __init__(self, optimizer: torch.optim.Optimizer, adapter: TorchSwapAdapter) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        kind: type[torch.optim.Optimizer],
+        adapter: TorchSwapAdapter,
+    ) -> None:
         self._optimizer = optimizer
+        self._kind = kind
         self._adapter = adapter
 
     def read(self, state_dict: Mapping[str, Any]) -> LoadedEntries:
@@ -53,9 +70,11 @@ class _Reader:
                 )
         groups: Sequence[Mapping[str, Any]] = state_dict["param_groups"]
         self._check_groups(groups)
+        options = self._complete(groups)
+        self._check_options(options)
         entries: Mapping[Any, Any] = state_dict["state"]
         read: LoadedEntries = []
-        for unit, where, group, number in self._places(groups):
+        for unit, where, group, number in self._places(groups, options):
             entry = entries.get(number)
             if entry is None:
                 continue
@@ -81,25 +100,35 @@ class _Reader:
         return each_value(value, found, key)
 
     def _places(
-        self, groups: Sequence[Mapping[str, Any]]
+        self, groups: Sequence[Mapping[str, Any]], options: Sequence[Mapping[str, Any]]
     ) -> Iterator[tuple[TorchUnit, str, Mapping[str, Any], Any]]:
         """Each parameter once, its name for messages, its new options, its name in the dict."""
         seen: set[torch.Tensor] = set()
         for index, (own, group) in enumerate(
             zip(self._optimizer.param_groups, groups, strict=True)
         ):
-            options = self._complete(group)
             for position, (param, number) in enumerate(
                 zip(own["params"], group["params"], strict=True)
             ):
                 if param not in seen:
                     seen.add(param)
                     where = owner_name(self._optimizer, index, position)
-                    yield UpdateUnit(param, index, 0, ()), where, options, number
+                    yield UpdateUnit(param, index, 0, ()), where, options[index], number
 
-    def _complete(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """Options that an old file lacks are off, as natively."""
-        return {**dict.fromkeys(self._optimizer.defaults), **group}
+    def _complete(self, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The groups that native makes of these: its ``__setstate__`` knows options of old files.
+
+        Called on an object that is thrown away.
+        """
+        blank = self._kind.__new__(self._kind)
+        own = vars(self._optimizer)
+        vars(blank).update({key: own[key] for key in own.keys() - _NOT_COPIED})
+        loaded = [
+            {**group, "params": mine["params"]}
+            for mine, group in zip(self._optimizer.param_groups, groups, strict=True)
+        ]
+        self._kind.__setstate__(blank, {"state": defaultdict(dict), "param_groups": loaded})
+        return blank.param_groups
 
     # Groups.
 
@@ -121,19 +150,29 @@ class _Reader:
                     f"parameters that it had when it was saved."
                 )
             self._check_order(index, mine.get("param_names"), group.get("param_names"))
+        numbers = list(chain.from_iterable(group["params"] for group in groups))
+        params = list(chain.from_iterable(group["params"] for group in own))
+        self._check_ties(numbers, params)
+
+    def _check_options(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        for index, group in enumerate(groups):
+            where = f"param group {index} of the state dict"
             try:
-                self._adapter.validate_group(
-                    self._complete(group), f"param group {index} of the state dict"
-                )
+                self._adapter.validate_group(group, where)
+                self._adapter.plan_options(group)
+                self._adapter.state_keys(group)
             except UnsupportedOptionError as error:
                 raise StateDictError(
                     f"load_state_dict: options come from the state dict, as natively, and those "
                     f"of this one cannot be combined with swapping. Change them in "
                     f"state_dict['param_groups'][{index}] before loading. ({error})"
                 ) from error
-        numbers = list(chain.from_iterable(group["params"] for group in groups))
-        params = list(chain.from_iterable(group["params"] for group in own))
-        self._check_ties(numbers, params)
+            except KeyError as error:
+                raise StateDictError(
+                    f"load_state_dict: {where} has no option {error}, which a "
+                    f"{self._adapter.supports()} needs; it has {', '.join(group)}. Add it to "
+                    f"state_dict['param_groups'][{index}] before loading."
+                ) from error
 
     @staticmethod
     def _check_order(index: int, mine: Sequence[str] | None, saved: Sequence[str] | None) -> None:
