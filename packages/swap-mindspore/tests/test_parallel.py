@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import mindspore as ms
@@ -19,7 +18,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from swap_mindspore import SwapOptimizerConfig
 from swap_testkit.mindspore.align import align_scenarios
-from swap_testkit.mindspore.launch import RankFailedError, Work, launch, run_under_msrun
+from swap_testkit.mindspore.launch import JOINED, RankFailedError, Work, launch, run_under_msrun
 
 RANKS = Path(__file__).with_name("ranks.py")
 SECONDS = 480
@@ -57,43 +56,12 @@ def test_a_rank_that_fails_is_told_with_its_log() -> None:
         launch(work, nproc=2, timeout=SECONDS)
 
 
-CRASHES = """
-import os, pathlib, signal, sys
-folder, before = pathlib.Path(sys.argv[1]), sys.argv[2] == "before"
-first = before and not (folder / "tried").exists()
-if first and os.environ["MS_ROLE"] == "MS_WORKER":
-    (folder / "tried").touch()
-    os.kill(os.getpid(), signal.SIGSEGV)
-from swap_testkit.mindspore.world import join
-join()
-with (folder / "ran0").open("a") as file:
-    file.write(".")
-if not before:
-    os.kill(os.getpid(), signal.SIGSEGV)
-"""
-
-
-def test_ranks_that_crash_before_they_meet_are_run_once_more(tmp_path) -> None:
-    """MindSpore does that now and then; later crashes are told, with where."""
-    script = tmp_path / "crashes.py"
-    script.write_text(CRASHES)
-    for when in ("before", "after"):
-        folder = tmp_path / when
-        folder.mkdir()
-        run = partial(run_under_msrun, script, str(folder), when, folder=folder, nproc=1)
-        if when == "before":
-            run(timeout=40)  # which is how long the others wait for it
-            assert (folder / "ran0").read_text() == "."
-        else:
-            with pytest.raises(RankFailedError, match="Segmentation fault"):
-                run(timeout=40)
-            assert (folder / "ran0").read_text() == "."
-
-
 @pytest.mark.parametrize(("count", "kind"), [(4, "adam-weight-decay")])
 def test_processes(tmp_path, count, kind) -> None:
     """Data parallel, ZeRO-style and tensor parallel training, in one launch."""
     by_rank = run_ranks(count, kind, tmp_path)
+    # By which the launcher knows that what fails is the ranks' own doing.
+    assert len(list(tmp_path.glob(f"{JOINED}*"))) == count
     for found in by_rank:
         assert set(found) == {"data_parallel", "zero", "tensor_parallel"}
         for name, result in found.items():
