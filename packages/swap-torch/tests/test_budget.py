@@ -14,6 +14,7 @@ from swap_testkit.torch import CpuAsDevice, assert_same_bits
 from swap_torch import SwapOptimizerConfig as Config
 from swap_torch import swap_optimizer
 from swap_torch.budget import Budget
+from swap_torch.forms import Form
 
 SHAPES = [(1000,), (3000,), (500,), (2000,), (10,)]
 """Bytes of both states: 8 times as many."""
@@ -100,7 +101,8 @@ def test_a_budget_decides_on_each_parameter_once() -> None:
     assert budget.resident_bytes == 100
     budget.keep_only(params[1:])
     assert (budget.resident_bytes, budget.knows(params[0])) == (40, False)
-    budget.limit = 50
+    budget.keep({params[1]: 10, params[2]: 40}, {params[1]})
+    budget.decide({params[1]: 10, params[2]: 40, params[3]: 1})
     assert [budget.keeps(p) for p in params] == [False, True, False, False]
 
 
@@ -108,7 +110,7 @@ def test_a_budget_decides_on_each_parameter_once() -> None:
     ("limit", "stay", "said"),
     [
         (10**6, [0, 1, 2, 3, 4], "all of them stay"),
-        (90_000, [0, 2, 4], "as many as fit there stay"),
+        (90_000, [0, 2, 4], " KiB of them stay"),
         (56_000, [], "all of them swap"),
     ],
 )
@@ -130,6 +132,31 @@ def test_auto_decides_from_memory_that_was_never_used(
     train(pair, 3)
     assert resident(pair.swapped) == stay
     assert (pair.swapped._swap.ledger.bytes_loaded == loaded) == (len(stay) == len(SHAPES))
+
+
+def test_auto_goes_on_swapping_where_there_is_no_room_after_all(
+    train: Callable[..., None], twins: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Free memory may be in pieces; the update that found out was made, and raises nothing."""
+    config = Config(min_numel=0, offload="auto")
+    pair = twins(SHAPES, config=config, device=CpuAsDevice(limit=10**6))
+    train(pair, 2)
+    empty_on, made = Form.empty_on, []
+
+    def in_pieces(form: Form, device: torch.device) -> torch.Tensor:
+        made.append(form)
+        if len(made) == 4:
+            raise torch.OutOfMemoryError("planted")
+        return empty_on(form, device)
+
+    monkeypatch.setattr(Form, "empty_on", in_pieces)
+    train(pair, 1)
+    assert len(made) == 4
+    assert resident(pair.swapped) == []
+    assert "no room for them in one piece" in pair.swapped.swap_report().decision
+    monkeypatch.undo()
+    train(pair, 2)
+    assert resident(pair.swapped) == []
 
 
 def test_host_memory_of_states_that_stay_is_given_back(

@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Set
 from typing import final
 
+import torch
+
 from swap_core import format_bytes
+from swap_torch.budget import first_that_fit
 from swap_torch.device import AnyTorchDevice
+from swap_torch.sharding import local_of
 
 __all__ = ["AutoOffload"]
 
@@ -18,7 +23,7 @@ _MARGIN = 0.1
 
 @final
 class AutoOffload:
-    """Decides once how many bytes of states may stay on the device.
+    """Decides once which states may stay on the device.
 
     What the allocator never took from the device in whole iterations, with states swapped, is
     free for states. A tenth of the memory is left alone.
@@ -34,21 +39,48 @@ class AutoOffload:
         self._updates += 1
         return self._updates == _UPDATES_SEEN
 
-    def decide(self, device: AnyTorchDevice, state_bytes: int) -> int:
-        """Tell how many bytes of states may stay.
+    def decide(
+        self, devices: Iterable[AnyTorchDevice], sizes: Mapping[torch.Tensor, int]
+    ) -> set[torch.Tensor]:
+        """Tell of which parameters the states may stay.
 
         Args:
-            device: Where the states swap.
-            state_bytes: Bytes of all states that swap.
+            devices: Where states swap.
+            sizes: For each parameter, in order, the bytes of its states that could swap.
         """
-        free, total = device.memory_info()
-        margin = int(total * _MARGIN)
-        budget = max(0, free - margin)
-        kept = "all of them stay" if budget >= state_bytes else "as many as fit there stay"
-        self.decision = (
-            f"offload='auto': after {_UPDATES_SEEN} updates {format_bytes(free)} of "
-            f"{format_bytes(total)} device memory had never been taken. All but a margin of "
-            f"{format_bytes(margin)} is for states ({format_bytes(state_bytes)}): "
-            f"{kept if budget else 'all of them swap'}."
+        stay: set[torch.Tensor] = set()
+        told: list[str] = []
+        for device in devices:
+            own = {p: n for p, n in sizes.items() if local_of(p).device == device.torch_device}
+            free, total = device.memory_info()
+            margin = int(total * _MARGIN)
+            fit = first_that_fit(own, max(0, free - margin))
+            stay |= fit
+            told.append(_told(device, free, total, margin, own, fit))
+        self.decision = f"offload='auto': after {_UPDATES_SEEN} updates {' '.join(told)}"
+        return stay
+
+    def found_no_room(self) -> None:
+        """What was decided could not be done."""
+        self.decision += (
+            " But there was no room for them in one piece (other programs, or fragmented memory): "
+            "all of them swap."
         )
-        return budget
+
+
+def _told(
+    device: AnyTorchDevice,
+    free: int,
+    total: int,
+    margin: int,
+    sizes: Mapping[torch.Tensor, int],
+    stay: Set[torch.Tensor],
+) -> str:
+    bytes_of_all, kept = sum(sizes.values()), sum(sizes[param] for param in stay)
+    how_many = "all" if kept == bytes_of_all else format_bytes(kept)
+    result = f"{how_many} of them stay" if kept else "all of them swap"
+    return (
+        f"{format_bytes(free)} of {format_bytes(total)} device memory had never been taken on "
+        f"{device.torch_device}. All but a margin of {format_bytes(margin)} is for states "
+        f"({format_bytes(bytes_of_all)}): {result}."
+    )

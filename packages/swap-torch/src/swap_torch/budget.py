@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import final
 
 import torch
 
-__all__ = ["Budget"]
+__all__ = ["Budget", "first_that_fit"]
 
 
 @final
@@ -36,12 +36,15 @@ class Budget:
         """Bytes, or a fraction."""
         return self._limit
 
-    @limit.setter
-    def limit(self, limit: int | float) -> None:
-        """Decide anew, within another limit."""
-        sizes = self._sizes
-        self._limit, self._sizes, self._resident = limit, {}, set()
-        self.decide(sizes)
+    def keep(self, sizes: Mapping[torch.Tensor, int], stay: Set[torch.Tensor]) -> None:
+        """Let these parameters' states stay instead, and no others from now on.
+
+        Args:
+            sizes: As for :meth:`decide`.
+            stay: Those of them whose states stay.
+        """
+        self._sizes, self._resident = dict(sizes), set(stay)
+        self._limit = self.resident_bytes
 
     @property
     def resident_bytes(self) -> int:
@@ -64,11 +67,7 @@ class Budget:
         """
         new = {param: nbytes for param, nbytes in sizes.items() if param not in self._sizes}
         self._sizes.update(new)
-        left = self._allowed() - self.resident_bytes
-        for param, nbytes in new.items():
-            if 0 < nbytes <= left:
-                self._resident.add(param)
-                left -= nbytes
+        self._resident |= first_that_fit(new, self._allowed() - self.resident_bytes)
 
     def keep_only(self, params: Iterable[torch.Tensor]) -> None:
         """Forget parameters that left the optimizer."""
@@ -80,3 +79,13 @@ class Budget:
         if isinstance(self._limit, float):
             return int(self._limit * sum(self._sizes.values()))
         return self._limit
+
+
+def first_that_fit(sizes: Mapping[torch.Tensor, int], left: int) -> set[torch.Tensor]:
+    """Take parameters in order, and pass over those whose bytes do not fit any more."""
+    fit = set()
+    for param, nbytes in sizes.items():
+        if 0 < nbytes <= left:
+            fit.add(param)
+            left -= nbytes
+    return fit

@@ -128,13 +128,16 @@ class SwapEngine:
         if not self._runner.latest or not auto.update_done():
             return
         sizes = self._selection.bytes_that_could_swap()
-        limit = auto.decide(self._runner.latest[0].device, sum(sizes.values()))
-        if limit:
-            budget = self._selection.budget
-            budget.decide(sizes)
-            budget.limit = limit
-            self._forget_plans()
-            self._phases.let_stay({param for param in sizes if budget.keeps(param)}, state)
+        stay = auto.decide([lane.device for lane in self._runner.latest], sizes)
+        if not stay:
+            return
+        self._selection.budget.keep(sizes, stay)
+        self._forget_plans()
+        try:
+            self._phases.let_stay(stay, state)
+        except torch.OutOfMemoryError:
+            self._selection.budget.keep(sizes, set())
+            auto.found_no_room()
 
     def _forget_plans(self) -> None:
         """Let go of plans: they hold states, and memory of states that are held is not reused."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from threading import Lock
 from typing import Any, final
 from weakref import WeakMethod, ref
 
@@ -48,6 +49,8 @@ class BackwardUpdates:
         self._plan: Plan | None = None
         self._latest: TorchStep | None = None
         """Of the latest update: the next one is expected to be like it."""
+        self._lock = Lock()
+        """Each device has its own thread in the backward pass."""
         self._handles: dict[torch.Tensor, RemovableHandle] = {}
         self._places: dict[torch.Tensor, tuple[Lane, int]] = {}
         """Lane and batch of each parameter whose states swap."""
@@ -87,7 +90,7 @@ class BackwardUpdates:
         def hook(param: torch.Tensor) -> None:
             updates = weak()
             if updates is not None:
-                with torch.no_grad():
+                with updates._lock, torch.no_grad():
                     updates._gradient_arrived(param)
 
         return on_gradient(param, hook)
