@@ -14,10 +14,8 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar, SupportsIndex, overload
-from weakref import ref
 
 import torch
 from torch.optim import Optimizer
@@ -29,6 +27,7 @@ from swap_torch.engine import SwapEngine
 from swap_torch.finding import find_torch_adapter
 from swap_torch.phases import Phase
 from swap_torch.reading import read_state_dict
+from swap_torch.scheduled import step_seen_by_scheduler
 from swap_torch.watching import traced
 
 __all__ = ["TorchSwapOptimizer", "make_engine", "turn_into_swap_optimizer"]
@@ -297,7 +296,7 @@ def turn_into_swap_optimizer(optimizer: Optimizer, engine: SwapEngine) -> None:
     optimizer._patch_step_function()
     optimizer.register_state_dict_post_hook(_snapshot, prepend=True)
     if scheduled_step is not None:
-        optimizer.__dict__["step"] = _step_seen_by_scheduler(optimizer)
+        optimizer.__dict__["step"] = step_seen_by_scheduler(optimizer)
 
 
 def _snapshot(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -331,25 +330,3 @@ def _blank(
     optimizer = kind.__new__(kind)
     optimizer.__dict__["_swap_arguments"] = (adapter, config, device, phase)
     return optimizer
-
-
-def _step_seen_by_scheduler(optimizer: Optimizer) -> Callable[..., float | None]:
-    """Bind ``step`` anew as a learning rate scheduler did before wrapping.
-
-    A scheduler replaces ``optimizer.step`` on the instance, by a function around the *old class's*
-    step, to see whether it was called (``_opt_called``). Left in place, it would run the native
-    step; dropped, the scheduler would warn that it is called before the optimizer.
-    """
-    step = type(optimizer).step
-    weak = ref(optimizer)  # as the scheduler does: no cycle that keeps states alive
-
-    @wraps(step)
-    def wrapper(*args: Callable[[], float], **kwargs: Callable[[], float]) -> float | None:
-        owner = weak()
-        if owner is None:
-            raise ReferenceError("step() of an optimizer that is gone")
-        owner._opt_called = True  # type: ignore[attr-defined]
-        return step(owner, *args, **kwargs)
-
-    wrapper._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    return wrapper
