@@ -191,3 +191,44 @@ def test_processes_that_swap_different_states_still_communicate_in_one_order(
 ) -> None:
     for native, swapped in launch(job_placements, foreach, nproc=2, timeout=60):
         assert native == swapped
+
+
+def job_budgets() -> list[str]:
+    """Parameters that are sharded and some that are not, and a budget for these in one process.
+
+    With foreach, torch sums up the gradients of a whole list at once.
+    """
+    quietly()
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Partial, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    found = []
+    for kind in KINDS:
+        generator = torch.Generator().manual_seed(0)
+        plain = [torch.nn.Parameter(torch.randn(600, generator=generator)) for _ in range(3)]
+        values = [torch.randn(300, 2, generator=generator) for _ in range(6)]
+        sharded = [
+            torch.nn.Parameter(distribute_tensor(value, mesh, [Shard(0)])) for value in values
+        ]
+        groups = [{"params": plain}, {"params": sharded}]
+        optimizer = torch.optim.NAdam(groups, lr=0.1, foreach=True)
+        if kind == "swapped":
+            budget = 3 * 2 * 600 * 4 * dist.get_rank()
+            config = SwapOptimizerConfig(min_numel=10, swap_times=4, device_budget=budget)
+            swap_optimizer(optimizer, config, device=CpuAsDevice(poison=True))
+        for _ in range(3):
+            for param in plain:
+                param.grad = torch.randn(600, generator=generator)
+            for param in sharded:
+                part = torch.randn(300, 2, generator=generator) / (1 + dist.get_rank())
+                param.grad = DTensor.from_local(part, mesh, [Partial()], run_check=False)
+            optimizer.step()
+        text = repr([p.tolist() for p in plain] + [p.to_local().tolist() for p in sharded])
+        found.append(hashlib.sha256(text.encode()).hexdigest())
+    return found
+
+
+def test_processes_with_different_budgets_still_make_the_same_calls() -> None:
+    for native, swapped in launch(job_budgets, nproc=2, timeout=60):
+        assert native == swapped

@@ -125,19 +125,19 @@ def part_sizes(
     """Sizes by which units are cut into parts: the same in every process.
 
     Native code may communicate within a call, once for a whole list of tensors; so every process
-    must make the same calls, although shards differ in size.
+    must make the same calls, although shards differ in size, and budgets may.
 
     Args:
         adapter: Knows how many states a parameter has.
         units: In order.
         sizes: Bytes that each of them moves in this process.
     """
+    if not any(is_sharded(unit.param) for unit in units):
+        return list(sizes)  # nobody communicates
     groups = adapter.optimizer.param_groups
     return [
         largest_shard(unit.param).numel()
         * unit.param.element_size()
         * len(adapter.param_keys(unit.param, groups[unit.adapter_index]))
-        if is_sharded(unit.param)
-        else size
-        for unit, size in zip(units, sizes, strict=True)
+        for unit in units
     ]
