@@ -3,9 +3,9 @@
 
 It has that optimizer's interface and counting: one Python int per group, advanced in every step,
 also without gradients; one step shared by all parameters of a fused call; states like the gradient.
-Where HyperParallel is installed the real one is used instead. That gives the kernel an int64 step, as
-Ascend's takes it; CUDA's reads float32 whatever it is given, and its results are NaN. So the step is
-float32 here, which every kernel takes; on the CPU both give the same bits.
+Where HyperParallel is installed the real one is used instead. That gives the kernel an int64 step,
+as Ascend's takes it; CUDA's reads float32 whatever it is given, and gives NaN. So the
+step is float32 here, which every kernel takes; on the CPU both give the same bits.
 """
 
 from __future__ import annotations
