@@ -177,6 +177,15 @@ def test_a_scenario_that_differs_is_told_at_once(align: Any, rows: list[Any]) ->
     assert rows[-1] == ("scenarios aligned", "1 of 2", False)
 
 
+def test_a_scenario_for_one_process_that_cannot_be_trained_is_a_failure(
+    align: Any, rows: list[Any]
+) -> None:
+    verdict = device_align.Verdict
+    align({"single": (verdict.IMPOSSIBLE, "no kernel"), "groups": (verdict.ALIGNED, "")})
+    assert rows[0] == ("single", "not on one process, also natively: no kernel", False)
+    assert rows[-1] == ("scenarios aligned", "1 of 1; 1 not on one process", True)
+
+
 def test_scenarios_for_which_no_time_is_left_are_named(align: Any, rows: list[Any]) -> None:
     left = iter([100.0, 1.0, 1.0])
     place = SimpleNamespace(**{**vars(CARD), "left": lambda: next(left)})
