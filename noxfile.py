@@ -210,13 +210,14 @@ for each in DISTRIBUTIONS:
 @removing_environment
 def align(session: nox.Session) -> None:
     """Train every parallel scenario natively and swapped on gloo; rehearse the device check."""
-    install(session, (), TORCH_DISTRIBUTIONS)
+    install(session, group("tools"), TORCH_DISTRIBUTIONS)
     scenarios = session.posargs or ("--scenario", "all")
     session.run(
         *("python", "-m", "swap_testkit", "align", *scenarios),
         *("--steps", "2", "--swap-times", "4", "--min-numel", "16", "--report", "build/align"),
     )
     if not session.posargs:
+        session.run("pytest", "benchmarks/tests", env={"PYTHONPATH": "benchmarks"})
         rehearse_device_check(session)
 
 

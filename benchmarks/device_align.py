@@ -8,8 +8,10 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from enum import Enum
 from time import perf_counter
 from typing import Any
 
@@ -28,31 +30,68 @@ from swap_testkit.torch.scenarios import OPTIMIZERS, SCENARIOS, Scenario
 CONFIGS = [
     SwapOptimizerConfig(swap_times=4, min_numel=16, packed_swap=packed) for packed in (True, False)
 ]
-RANKS_SECONDS = 60
-"""After so long no further training on several processes begins."""
+RANKS_SECONDS = 60.0
+"""After so long a training on several processes is ended."""
+
+
+class Verdict(Enum):
+    """What became of a scenario, in words."""
+
+    ALIGNED = ""
+    DIFFERS = "not aligned: "
+    UNJUDGED = "not judged: "
+    """It can be trained, but native trainings do not agree among themselves."""
+    IMPOSSIBLE = "not on one process, also natively: "
 
 
 def align(place: Place) -> None:
     """Every scenario on this one card, natively and swapped, as a world of one."""
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-    aligned, total, impossible = 0, 0, []
+    deterministic()
+    verdicts: Counter[Verdict] = Counter()
+    late: list[str] = []
+    longest = 0.0
     with (
         tempfile.TemporaryDirectory() as folder,
         process_group(place.asked, f"file://{folder}/group", 90),
     ):
-        for scenario in SCENARIOS.values():
-            problem = native_problem(place, scenario)
-            if problem:
-                impossible.append(f"{scenario.name} ({problem})")
+        # Those that need no other process show most here.
+        for scenario in sorted(SCENARIOS.values(), key=lambda each: 1 not in each.worlds):
+            if place.left() < 5 + 2 * longest:
+                late.append(scenario.name)
                 continue
-            bad = misaligned(place, scenario, optimizers_of(place, scenario))
-            total += 1
-            aligned += not bad
-            if bad:
-                row(scenario.name, bad, False)
-    row("scenarios aligned", f"{aligned} of {total}", aligned == total > 0, headline=True)
-    if impossible:
-        row("not on one process, also natively", ", ".join(impossible))
+            started = perf_counter()
+            verdict, told = judged(place, scenario)
+            row(scenario.name, f"{verdict.value}{told}", passed(verdict, scenario))
+            verdicts[verdict] += 1
+            longest = max(longest, perf_counter() - started)
+        # Before the group is left, which may take long.
+        tell(verdicts, late)
+
+
+def passed(verdict: Verdict, scenario: Scenario) -> bool | None:
+    """None: nothing is expected, but it is counted."""
+    if verdict is Verdict.IMPOSSIBLE:
+        return False if 1 in scenario.worlds else None
+    return {Verdict.ALIGNED: True, Verdict.DIFFERS: False}.get(verdict)
+
+
+def tell(verdicts: Counter[Verdict], late: Sequence[str]) -> None:
+    aligned = verdicts[Verdict.ALIGNED]
+    total = aligned + verdicts[Verdict.DIFFERS]
+    others = ((Verdict.UNJUDGED, "not judged"), (Verdict.IMPOSSIBLE, "not on one process"))
+    counts = ", ".join(f"{verdicts[key]} {words}" for key, words in others if verdicts[key])
+    value = "; ".join(filter(None, [f"{aligned} of {total}", counts]))
+    row("scenarios aligned", value, aligned == total > 0, headline=True)
+    if late:
+        row("not done for lack of time", f"{len(late)}: {', '.join(late)}", ok=False, headline=True)
+
+
+def deterministic() -> None:
+    """Choose deterministic algorithms, where there are any, for all trainings of this process."""
+    # cuBLAS reads it when it is first used.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def optimizers_of(place: Place, scenario: Scenario) -> Sequence[str]:
@@ -63,25 +102,38 @@ def optimizers_of(place: Place, scenario: Scenario) -> Sequence[str]:
     return chosen[:1] if place.simulated else chosen
 
 
-def native_problem(place: Place, scenario: Scenario) -> str:
-    """Why a scenario cannot be judged here, for reasons that are native; empty if it can."""
+def judged(place: Place, scenario: Scenario) -> tuple[Verdict, str]:
+    problem = native_problem(place, scenario)
+    if problem is not None:
+        return problem
+    optimizers = optimizers_of(place, scenario)
+    count, bad = compared(place, scenario, optimizers)
+    if bad:
+        return Verdict.DIFFERS, bad
+    return Verdict.ALIGNED, f"equal bits, {count} swapped and {len(optimizers)} native trainings"
+
+
+def native_problem(place: Place, scenario: Scenario) -> tuple[Verdict, str] | None:
+    """Why a scenario cannot be judged here, for reasons that are native; None if it can."""
     make = OPTIMIZERS[scenario.optimizers[0]]
     try:
         runs = [record_run(scenario.build(this_place(place.asked), make), 2) for _ in range(2)]
     except Exception as error:  # noqa: BLE001  # whatever it is, swapping is not its reason
-        return f"{type(error).__name__} {error}"[:80]
+        return Verdict.IMPOSSIBLE, f"{type(error).__name__} {error}"[:80].strip()
     differ = compare_runs(runs[0], runs[1], Tolerance(), 0)
-    return f"two native trainings differ: {differ[0]}"[:80] if differ else ""
+    return (Verdict.UNJUDGED, f"two native trainings: {differ[0]}"[:200]) if differ else None
 
 
-def misaligned(place: Place, scenario: Scenario, optimizers: Sequence[str]) -> str:
+def compared(place: Place, scenario: Scenario, optimizers: Sequence[str]) -> tuple[int, str]:
+    """How many swapped trainings there were, and in what they differ from native ones."""
+    steps = max(3, scenario.least_steps)
+    configs = scenario.varied(CONFIGS)
     try:
-        steps = max(3, scenario.least_steps)
-        outcomes = scenario_on_rank(scenario.name, optimizers, place.asked, steps, CONFIGS)
+        outcomes = scenario_on_rank(scenario.name, optimizers, place.asked, steps, configs)
     except Exception as error:  # noqa: BLE001  # natively it could be trained
-        return f"{type(error).__name__} {error}"[:300]
+        return 0, f"{type(error).__name__} {error}"[:300]
     wrong = [mismatch for outcome in outcomes for mismatch in outcome.mismatches]
-    return "; ".join(map(str, wrong[:3]))
+    return len(outcomes), "; ".join(map(str, wrong[:3]))
 
 
 # Several processes.
@@ -92,20 +144,26 @@ def ranks(place: Place) -> None:
     cards = torch.accelerator.device_count()
     names = list(SCENARIOS) if cards > 1 and not place.simulated else ["ddp", "fsdp"]
     names = ["ddp"] if place.simulated else names
-    aligned, total, started = 0, 0, perf_counter()
+    aligned, total, longest = 0, 0, 0.0
+    late: list[str] = []
     for name in names:
         if 2 not in SCENARIOS[name].worlds:
             continue
-        if perf_counter() - started > RANKS_SECONDS:
-            row("not run for lack of time", name)
+        if place.left() < 10 + longest:
+            late.append(name)
             continue
+        started = perf_counter()
         told = in_two_processes(place, name, cards)
         row(name, told["told"], told["ok"])
         total += told["ok"] is not None
         aligned += told["ok"] is True
+        longest = max(longest, perf_counter() - started)
     where = "two cards" if cards > 1 and not place.simulated else "one card over gloo"
     ok = aligned == total if total else None
     row(f"scenarios aligned on {where}", f"{aligned} of {total}", ok, headline=True)
+    if late:
+        # All of them on two cards take longer than this check.
+        row("not done for lack of time", f"{len(late)}: {', '.join(late)}", headline=True)
 
 
 def in_two_processes(place: Place, name: str, cards: int) -> dict[str, Any]:
@@ -135,9 +193,12 @@ def in_two_processes(place: Place, name: str, cards: int) -> dict[str, Any]:
             for rank in range(2)
         ]
         try:
-            texts = [process.communicate(timeout=60)[0] for process in processes]
+            seconds = max(1.0, min(RANKS_SECONDS, place.left() - 5))
+            texts = [process.communicate(timeout=seconds)[0] for process in processes]
         except subprocess.TimeoutExpired:
-            return {"told": "ended after 60 s", "ok": False}
+            # Less than it should have had says nothing.
+            ok = None if seconds < RANKS_SECONDS else False
+            return {"told": f"ended after {seconds:.0f} s", "ok": ok}
         finally:
             for process in processes:
                 process.kill()
@@ -150,7 +211,7 @@ def in_two_processes(place: Place, name: str, cards: int) -> dict[str, Any]:
 
 def one_rank(place: Place, name: str, group: str) -> None:
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    deterministic()
     cards = torch.accelerator.device_count()
     backend = f"cpu:gloo,{place.kind}:" + (
         dist.get_default_backend_for_device(place.kind) if cards > 1 else "gloo"
@@ -162,14 +223,14 @@ def one_rank(place: Place, name: str, group: str) -> None:
         init_method=f"file://{group}",
         rank=rank,
         world_size=2,
-        timeout=timedelta(seconds=30),
+        timeout=timedelta(seconds=20),
     )
     scenario = SCENARIOS[name]
     problem = native_problem(place, scenario)
-    if problem:
-        told: dict[str, Any] = {"told": f"not natively either: {problem}", "ok": None}
+    if problem is not None:
+        told: dict[str, Any] = {"told": f"not natively either: {problem[1]}", "ok": None}
     else:
-        bad = misaligned(place, scenario, optimizers_of(place, scenario)[:1])
+        _, bad = compared(place, scenario, optimizers_of(place, scenario)[:1])
         told = {"told": bad or "equal bits", "ok": not bad}
     print("#" + json.dumps(told), flush=True)
     # A group that failed cannot be left in order.

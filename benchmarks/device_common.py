@@ -9,10 +9,12 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
 
+from swap_core import available_host_memory
 from swap_testkit.torch import simulator
 from swap_testkit.torch.simulator.role import SIMULATED, check_races, device_type
 
@@ -26,8 +28,8 @@ def row(what: str, value: object, ok: bool | None = None, *, headline: bool = Fa
 
 
 def available_host_bytes() -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(li.split()[1]) * 1024 for li in lines if li.startswith("MemAvailable"))
+    """Of the host, or of the container that this is in; 0 where neither tells."""
+    return available_host_memory() or 0
 
 
 class Place:
@@ -36,15 +38,21 @@ class Place:
     Args:
         device: ``cuda``, another accelerator's type, or ``sim``.
         out: The folder for files.
+        until: When the section is ended, by the machine's monotonic clock.
     """
 
-    def __init__(self, device: str, out: Path) -> None:
+    def __init__(self, device: str, out: Path, until: float) -> None:
         self.asked = device
         self.out = out
+        self.until = until
         self.simulated = device == SIMULATED
         self.kind = device_type(device)
         self.device = torch.device(self.kind, 0)
         torch.accelerator.set_device_index(0)
+
+    def left(self) -> float:
+        """Seconds until the section is ended."""
+        return self.until - monotonic()
 
     def synchronize(self) -> None:
         torch.accelerator.synchronize()
@@ -57,6 +65,12 @@ class Place:
 
     def peak(self) -> int:
         return int(torch.accelerator.max_memory_allocated())
+
+    def reserved_peak(self) -> int | None:
+        """Most bytes that the allocator took from the device, for any stream; None: not told."""
+        stats = torch.accelerator.memory_stats()
+        reserved = stats.get("reserved_bytes.all.peak")
+        return None if reserved is None else int(reserved)
 
     def free_and_total(self) -> tuple[int, int]:
         free, total = torch.accelerator.get_memory_info()
@@ -71,7 +85,8 @@ class Place:
             return simulator.pinned_bytes(), 0
         if self.kind == "cuda":
             stats = torch.cuda.host_memory_stats()
-            return int(stats["allocated_bytes.current"]), int(stats["num_host_alloc"])
+            if "allocated_bytes.current" in stats and "num_host_alloc" in stats:
+                return int(stats["allocated_bytes.current"]), int(stats["num_host_alloc"])
         return None
 
     def empty_cache(self) -> None:
@@ -92,9 +107,10 @@ def main(sections: Mapping[str, Callable[..., None]]) -> None:
     parser.add_argument("arguments", nargs="*")
     parser.add_argument("--device", required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--until", type=float, default=float("inf"))
     args = parser.parse_args()
     try:
-        place: Any = Place(args.device, args.out)
+        place: Any = Place(args.device, args.out, args.until)
         sections[args.section](place, *args.arguments)
     except Exception:  # noqa: BLE001  # whatever it is, the log tells, and the exit code
         traceback.print_exc()

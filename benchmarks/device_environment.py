@@ -20,6 +20,9 @@ import swap_core
 import swap_torch
 from swap_core import format_bytes
 
+PATIENCE = 10.0
+"""Seconds for another program: without its daemon nvidia-smi takes some."""
+
 
 def environment(place: Place) -> None:
     row("python", f"{platform.python_version()} at {sys.executable}")
@@ -50,8 +53,10 @@ def card_name(place: Place) -> str:
 
 def output_of(*command: str) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
-    except OSError as error:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
+    except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     return (done.stdout or done.stderr).strip().replace("\n", ", ")
 
@@ -59,10 +64,14 @@ def output_of(*command: str) -> str:
 def link(place: Place) -> None:
     """Both directions alone and together, for blocks of some sizes; and what pinning costs."""
     largest = 4 << 20 if place.simulated else 256 << 20
+    # The first call of all makes the device's context, which takes seconds.
+    torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True).to(place.device)
+    place.synchronize()
     start = perf_counter()
     hosts = [torch.empty(largest, dtype=torch.uint8, pin_memory=True).zero_() for _ in range(2)]
     seconds = perf_counter() - start
-    row("pinning and clearing", f"{2 * largest / seconds / 1e9:.2f} GB/s")
+    pinning = 2 * largest / seconds
+    row("pinning and clearing", f"{pinning / 1e9:.2f} GB/s")
     devices = [torch.zeros(largest, dtype=torch.uint8, device=place.device) for _ in range(2)]
     streams = [torch.Stream(device=place.device) for _ in range(2)]
     place.synchronize()
@@ -92,7 +101,7 @@ def link(place: Place) -> None:
             f"both at once {together[0] / 1e9:.1f} in and {together[1] / 1e9:.1f} out GB/s"
         )
         row(f"{format_bytes(nbytes)} copies", told, headline=nbytes == largest)
-    (place.out / "link.json").write_text(json.dumps(found))
+    (place.out / "link.json").write_text(json.dumps({"pin": pinning, **found}))
     place.check_races("copies")
 
 

@@ -53,6 +53,9 @@ class Figures:
     """Device bytes beside parameters and gradients, between updates."""
     peak: int
     """Most device bytes in an update, over those."""
+    reserved: int | None
+    """Most device bytes that the allocator held, all in all: also blocks that are free, which it
+    keeps for each stream. None: this device does not tell."""
     digest: int
 
 
@@ -72,6 +75,8 @@ class Training:
             self.params.append(param)
         side = 256 if place.simulated else 8192
         self.work = torch.ones(side, side, device=place.device, dtype=torch.bfloat16)
+        # Matrix products take a workspace once, of this process.
+        self.busy()
         place.synchronize()
         self.base = place.allocated()
         """Bytes before there is an optimizer."""
@@ -92,9 +97,10 @@ class Training:
             hosts.append(perf_counter() - start)
             place.synchronize()
             updates.append(perf_counter() - start)
-        peak = place.peak() - base - idle
+        peak, reserved = place.peak() - base - idle, place.reserved_peak()
         loop = self.loop(optimizer.step)
-        return Figures(median(updates), median(hosts), loop, idle, peak, self.digest(optimizer))
+        digest = self.digest(optimizer)
+        return Figures(median(updates), median(hosts), loop, idle, peak, reserved, digest)
 
     def loop(self, step: Any) -> float:
         self.place.synchronize()
@@ -137,21 +143,31 @@ def speed(place: Place, billions: str) -> None:
 
 
 def fitting_dtype(place: Place, total: float) -> torch.dtype | None:
-    """fp32 where parameters, gradients and states fit, or else bf16, or else nothing."""
+    """fp32 where all fits, in memory and in time, or else bf16, or else nothing."""
     free, _ = place.free_and_total() if not place.simulated else (1 << 40, 0)
     host = available_host_bytes()
     for dtype in (torch.float32, torch.bfloat16):
         # Parameters, gradients and two states natively; the states on the host.
         needed = int(total * dtype.itemsize * 4 * 1.1) + (1 << 30)
         pinned = int(total * dtype.itemsize * 2 * 1.1)
-        if needed < free and pinned < 0.9 * host:
+        seconds = pinned / link_of(place).get("pin", float("inf"))
+        if needed < free and pinned < 0.9 * host and seconds < place.left() / 3:
             return dtype
     row(
         "not run",
-        f"it needs {format_bytes(needed)} on the device and {format_bytes(pinned)} on the host; "
-        f"free are {format_bytes(free)} and {format_bytes(host)}",
+        f"it needs {format_bytes(needed)} on the device and {format_bytes(pinned)} on the host, "
+        f"and {seconds:.0f} s to pin those; there are {format_bytes(free)}, {format_bytes(host)} "
+        f"and {place.left():.0f} s for all",
+        headline=True,
     )
     return None
+
+
+def link_of(place: Place) -> dict[str, float]:
+    """What the section ``link`` measured; empty if it has not run."""
+    file = place.out / "link.json"
+    found: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+    return found
 
 
 def measured(place: Place, total: float, dtype: torch.dtype, *, swap: bool) -> tuple[Figures, Any]:
@@ -208,6 +224,9 @@ def tell_memory(native: Figures, swapped: Figures, report: Any) -> None:
     arenas = report.peak_device_bytes
     within = swapped.peak <= arenas + (64 << 20)
     row("peak in an update", format_bytes(swapped.peak), within, headline=True)
+    if native.reserved is not None and swapped.reserved is not None:
+        row("reserved by the allocator at most, natively", format_bytes(native.reserved))
+        row("reserved by the allocator at most, swapped", format_bytes(swapped.reserved))
     share = 100 * arenas / max(1, report.swapped_bytes)
     row("arenas", f"{format_bytes(arenas)}, {share:.1f} % of the states")
     row("host memory", format_bytes(report.host_bytes))
@@ -222,11 +241,10 @@ def tell_times(place: Place, native: Figures, swapped: Figures, report: Any) -> 
     times = report.last_step
     parts = {"load": times.load, "update": times.update, "store": times.store, "wait": times.wait}
     row("by events", ", ".join(f"{k} {1e3 * v:.2f} ms" for k, v in parts.items()))
-    file = place.out / "link.json"
-    if not file.exists():
+    link = link_of(place)
+    if not link:
         row("of the link's speed", "the section link has not run")
         return
-    link = json.loads(file.read_text())
     nbytes = sum(report.batch_bytes)
     floor = max(nbytes / link["in_of_both"], nbytes / link["out_of_both"])
     row("bytes each way", format_bytes(nbytes))

@@ -89,6 +89,20 @@ def test_it_reports_the_first_step_the_name_and_the_distance() -> None:
         assert_aligned(drifting, steps=STEPS, config=CONFIG)
 
 
+def exploding(seed: int) -> Job:
+    def optimizer(params: object) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(params, lr=float("inf"))  # type: ignore[arg-type]
+
+    return Job(unit_initialised(Transformer(), seed), optimizer, text_batch, loss)
+
+
+def test_a_training_that_is_lost_natively_too_shows_nothing() -> None:
+    result = align(exploding, steps=STEPS, config=CONFIG)
+    assert not result.aligned
+    assert {mismatch.name for mismatch in result.mismatches} == {"loss", "embedding.weight"}
+    assert "also natively: vacuous" in result.explain()
+
+
 def test_a_tolerance_is_used_when_asked_for_and_named() -> None:
     result = align(drifting, steps=STEPS, config=CONFIG, tolerance=Tolerance(rtol=10, atol=10))
     assert result.aligned

@@ -22,6 +22,7 @@ def record() -> RunRecord:
         losses=[3.0, 2.0, 1.5, 1.25],
         digests=[{name: f"{name}{step}" for name in names} for step in range(STEPS)],
         arrays={name: array(1.0, 2.0) for name in names},
+        parameters=["a", "b"],
     )
 
 
@@ -101,3 +102,33 @@ def test_a_difference_within_the_tolerance_is_none() -> None:
     swapped.arrays["a"] = array(1.0, 2.001)
     assert len(compared(swapped)) == 2
     assert compared(swapped, Tolerance(rtol=1e-2)) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+def test_equal_parameters_that_are_not_finite_show_nothing(value: float, dtype: str) -> None:
+    """NaN equals NaN bit by bit, whatever was lost on the way."""
+    native, swapped = record(), record()
+    bits = array(1.0, value).bits
+    if dtype == "bfloat16":
+        bits = (bits >> 16).astype(np.uint16)
+    native.arrays["b"] = swapped.arrays["b"] = Array(dtype, bits)
+    (found,) = compare_runs(native, swapped, Tolerance(), rank=1)
+    assert (found.name, found.step, found.rank) == ("b", STEPS - 1, 1)
+    assert found.note == f"is {value} at [1] also natively: vacuous, equal values show nothing"
+
+
+def test_equal_losses_that_are_not_finite_show_nothing() -> None:
+    native, swapped = record(), record()
+    native.losses[2:] = swapped.losses[2:] = [float("nan")] * 2
+    (found,) = compare_runs(native, swapped, Tolerance(rtol=1.0))
+    assert (found.name, found.step) == ("loss", 2)
+    assert "vacuous" in found.note
+
+
+def test_states_and_integers_may_have_any_value() -> None:
+    """A state may begin at infinity, such as the least that was seen yet."""
+    native = record()
+    native.arrays["c"] = array(1.0, float("inf"))
+    native.arrays["b"] = Array("int32", array(1.0, float("nan")).bits)
+    assert compare_runs(native, native, Tolerance()) == []

@@ -6,7 +6,8 @@ A run is recorded by a framework's adapter; everything here is plain data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -14,6 +15,9 @@ import numpy as np
 from swap_testkit.array import Array, ElementDifference, Tolerance, worst_difference
 
 __all__ = ["Alignment", "Memory", "Mismatch", "RunRecord", "compare_runs"]
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+_SHOWS_NOTHING = "also natively: vacuous, equal values show nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ class RunRecord:
     """For each step, after it: a fingerprint of every parameter, state and counter, by name."""
     arrays: dict[str, Array] = field(default_factory=dict)
     """The same things themselves, after the last step."""
+    parameters: list[str] = field(default_factory=list)
+    """Those names that are parameters."""
     step_seconds: list[float] = field(default_factory=list)
     """For each step, the optimizers' part of it."""
     memory: Memory = field(default_factory=lambda: Memory(0, 0, 0))
@@ -123,12 +129,13 @@ def compare_runs(
 ) -> list[Mismatch]:
     """Find every loss, parameter, state and counter in which two runs of one process differ.
 
-    With a tolerance only the losses of each step and the values at the end are compared.
+    With a tolerance only the losses of each step and the values at the end are compared. A native
+    loss or parameter that is not finite is a mismatch too: NaN equals NaN whatever was lost before.
 
     Returns:
         The mismatches, by the step in which they first showed.
     """
-    found = [*_loss_mismatches(native, swapped, tolerance, rank)]
+    found = [*_loss_mismatches(native, swapped, tolerance, rank), *_vacuous(native, rank)]
     for name in dict.fromkeys([*native.arrays, *swapped.arrays]):
         mismatch = _tensor_mismatch(name, native, swapped, tolerance, rank)
         if mismatch is not None:
@@ -145,6 +152,24 @@ def _loss_mismatches(
         if difference is not None:
             return [Mismatch("loss", step, difference, rank=rank)]
     return []
+
+
+def _vacuous(native: RunRecord, rank: int) -> Iterator[Mismatch]:
+    """The first loss and the first parameter that are not finite in the native run."""
+    for step, loss in enumerate(native.losses):
+        if not math.isfinite(loss):
+            yield Mismatch("loss", step, None, f"is {loss} {_SHOWS_NOTHING}", rank)
+            break
+    for name in native.parameters:
+        array = native.arrays.get(name)
+        if array is None or array.dtype not in _FLOATS:
+            continue
+        places = np.argwhere(~np.isfinite(array.values()))
+        if len(places):
+            index = tuple(int(i) for i in places[0])
+            note = f"is {array.values()[index]} at {list(index)} {_SHOWS_NOTHING}"
+            yield Mismatch(name, max(len(native.losses) - 1, 0), None, note, rank)
+            break
 
 
 def _scalar(value: float) -> Array:

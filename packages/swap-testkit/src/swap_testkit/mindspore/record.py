@@ -60,6 +60,7 @@ def record_run(
             record.digests.append(digests)
     record.losses = [float(loss.asnumpy()) for loss in losses]
     record.arrays = {name: array_of(value) for name, value in _tensors(optimizer)}
+    record.parameters = [param.name for param in optimizer.parameters]
     record.memory = _memory(optimizer)
     record.step_seconds = trainer.update_seconds
     return record

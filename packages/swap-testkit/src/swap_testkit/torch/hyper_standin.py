@@ -2,8 +2,10 @@
 """A stand-in for HyperParallel's AdamW, which no package index carries.
 
 It has that optimizer's interface and counting: one Python int per group, advanced in every step,
-also without gradients; one int64 step shared by all parameters of a fused call; states like the
-gradient. Where HyperParallel is installed the real one is used instead.
+also without gradients; one step shared by all parameters of a fused call; states like the gradient.
+Where HyperParallel is installed the real one is used instead. That gives the kernel an int64 step,
+as Ascend's takes it; CUDA's reads float32 whatever it is given, and gives NaN. So the
+step is float32 here, which every kernel takes; on the CPU both give the same bits.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def adamw(
     maximize: bool,
 ) -> None:
     """Update in place, with torch's fused kernel and one step for all."""
-    steps = [torch.tensor(step, dtype=torch.int64, device=params[0].device)] * len(params)
+    steps = [torch.tensor(step, dtype=torch.float32, device=params[0].device)] * len(params)
     torch._fused_adamw_(
         params,
         grads,

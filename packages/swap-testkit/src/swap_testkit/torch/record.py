@@ -68,6 +68,7 @@ def record_run(
             )
     record.losses = [float(loss) for loss in losses]
     record.arrays = {name: array_of(value) for name, value in _tensors(trainer)}
+    record.parameters = list(trainer.named_parameters())
     record.memory = _memory(trainer)
     record.step_seconds = [sum(parts) for parts in zip(*seconds, strict=True)]
     return record

@@ -41,8 +41,13 @@ class Scenario:
     schedules: tuple[Mapping[str, Any], ...] = ({},)
 
     def varied(self, configs: Sequence[SwapOptimizerConfig]) -> tuple[SwapOptimizerConfig, ...]:
-        """Each config with each of the schedules."""
-        return tuple(replace(config, **fields) for config in configs for fields in self.schedules)
+        """Each config with each of the schedules; per tensor no batch can be kept."""
+        return tuple(
+            replace(config, **fields)
+            for config in configs
+            for fields in self.schedules
+            if not (fields.get("zigzag") and config.packed_swap is False)
+        )
 
 
 class LmTrainer:

@@ -121,10 +121,15 @@ _KINDS: tuple[tuple[str, str, tuple[int, ...], _Kind], ...] = (
     ("fsdp-uneven", "FSDP2, uneven and empty shards", (2, 4), _Kind(shape=_UNEVEN)),
     ("fsdp-accumulate", "FSDP2, gradient accumulation", (2, 4), _Kind(accumulate=3)),
     ("fsdp-scaler", "FSDP2, GradScaler, an inf on one rank", (2, 4), _Kind(scaler=True)),
-    ("schedules", "loads and updates in the backward pass", (1,), _Kind(_PLAIN, clip_norm=None)),
+    (
+        "schedules",
+        "loads and updates in the backward pass, kept batches, budgets",
+        (1,),
+        _Kind(_PLAIN, clip_norm=None),
+    ),
     (
         "fsdp-schedules",
-        "FSDP2, loads and updates in the backward pass",
+        "FSDP2, loads and updates in the backward pass, kept batches, budgets",
         (2, 4),
         _Kind(clip_norm=None),
     ),
@@ -137,6 +142,9 @@ _SCHEDULES: tuple[dict[str, Any], ...] = (
     {"prefetch": "backward"},
     {"overlap_backward": True},
     {"device_budget": 0.3, "prefetch": "backward"},
+    {"zigzag": True},
+    {"zigzag": True, "prefetch": "backward"},
+    {"offload": "auto"},
 )
 
 
