@@ -8,7 +8,11 @@ from pathlib import Path
 
 from swap_core.report import format_bytes
 
-__all__ = ["HostMemory", "available_host_memory"]
+__all__ = ["HostMemory", "HostMemoryWarning", "available_host_memory"]
+
+
+class HostMemoryWarning(RuntimeWarning):
+    """The host has less memory than all states will need; the first step may be killed."""
 
 
 @dataclass(frozen=True, slots=True)
