@@ -21,6 +21,7 @@ NAMES = [
     "Forecast",
     "Hardware",
     "HostMemory",
+    "HostMemoryWarning",
     "HostRounding",
     "Ledger",
     "OptimizerSwapAdapter",

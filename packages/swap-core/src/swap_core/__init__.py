@@ -21,7 +21,7 @@ from swap_core.errors import (
     UnsupportedOptionError,
 )
 from swap_core.forecast import Forecast, Hardware, Workload, forecast, recommended
-from swap_core.host_memory import HostMemory, available_host_memory
+from swap_core.host_memory import HostMemory, HostMemoryWarning, available_host_memory
 from swap_core.layout import ALIGNMENT, HostRounding, Run, align, cover, place, runs_of
 from swap_core.ledger import Ledger
 from swap_core.model import VirtualDevice, VirtualEvent, VirtualMemory, VirtualStream
@@ -50,6 +50,7 @@ __all__ = [
     "Forecast",
     "Hardware",
     "HostMemory",
+    "HostMemoryWarning",
     "HostRounding",
     "Ledger",
     "OptimizerSwapAdapter",

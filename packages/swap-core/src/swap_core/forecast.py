@@ -122,8 +122,10 @@ def forecast(
         staging_buffers: Arenas, >= 2.
 
     Raises:
-        ValueError: an empty workload.
+        ValueError: an empty workload, too few batches or too few arenas.
     """
+    _check_least("swap_times", swap_times, 1)
+    _check_least("staging_buffers", staging_buffers, 2)
     if not workload.sizes:
         raise ValueError("forecast: the workload has no parameters; give the bytes of at least 1.")
     parts = partition(workload.sizes, swap_times)
@@ -159,6 +161,11 @@ def recommended(forecasts: Sequence[Forecast]) -> Forecast:
     fastest = min(each.update_seconds for each in forecasts)
     near = [each for each in forecasts if each.update_seconds <= _GOOD_ENOUGH * fastest]
     return min(near, key=lambda each: (each.peak_bytes, each.swap_times))
+
+
+def _check_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"forecast: {name}={value!r} is not accepted; give an integer >= {least}.")
 
 
 def _device(hardware: Hardware) -> VirtualDevice:

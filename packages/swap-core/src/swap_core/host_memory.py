@@ -6,9 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from swap_core.control_group import left_in_control_groups, lines_of
 from swap_core.report import format_bytes
 
-__all__ = ["HostMemory", "available_host_memory"]
+__all__ = ["HostMemory", "HostMemoryWarning", "available_host_memory"]
+
+
+class HostMemoryWarning(RuntimeWarning):
+    """The host has less memory than all states will need; the first step may be killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +30,7 @@ class HostMemory:
     processes: int
     """Processes of this host that need as much, as ``LOCAL_WORLD_SIZE`` tells; else 1."""
     available_bytes: int | None
-    """What the host, or the container, can still give; None: it does not tell."""
+    """What the host, a container or a job can still give; None: it does not tell."""
 
     @property
     def missing_bytes(self) -> int:
@@ -53,7 +58,8 @@ def available_host_memory(root: Path = Path("/")) -> int | None:
     """Bytes that this process could still allocate without swapping out others.
 
     The least of what the kernel calls available (``MemAvailable`` in /proc/meminfo) and what the
-    limits of the control group leave, version 2 (``memory.max``) or 1. File caches count as free.
+    limits of the process's control group and of all above it leave, version 2 (``memory.max``) or
+    1: those of a container, a Slurm job, a systemd unit. File caches count as free.
 
     Args:
         root: Where ``proc`` and ``sys`` are.
@@ -61,42 +67,13 @@ def available_host_memory(root: Path = Path("/")) -> int | None:
     Returns:
         None where the system does not tell, as outside Linux.
     """
-    found = [_available_of_host(root / "proc/meminfo"), _left_in_group(root / "sys/fs/cgroup")]
+    found = [_available_of_host(root / "proc/meminfo"), left_in_control_groups(root)]
     return min((nbytes for nbytes in found if nbytes is not None), default=None)
 
 
 def _available_of_host(meminfo: Path) -> int | None:
-    for line in _lines(meminfo):
+    for line in lines_of(meminfo):
         name, _, value = line.partition(":")
         if name == "MemAvailable":
             return int(value.split()[0]) * 1024
     return None
-
-
-def _left_in_group(group: Path) -> int | None:
-    for limit, used, stat, cache in _GROUP_VERSIONS:
-        allowed = "".join(_lines(group / limit))
-        taken = "".join(_lines(group / used))
-        if allowed.isdigit() and taken.isdigit():
-            # File caches are given back when the group is short of memory.
-            told = dict(line.split(" ", 1) for line in _lines(group / stat) if " " in line)
-            return max(0, int(allowed) - int(taken) + int(told.get(cache, 0)))
-    return None
-
-
-_GROUP_VERSIONS = (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    (
-        "memory/memory.limit_in_bytes",
-        "memory/memory.usage_in_bytes",
-        "memory/memory.stat",
-        "total_inactive_file",
-    ),
-)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return []

@@ -9,8 +9,9 @@ from itertools import accumulate, pairwise
 
 __all__ = ["partition", "update_order"]
 
-_UNEVEN = 1.05
-"""Neighbours differ so much that a step takes this many times what its bytes take one way."""
+_UNEVEN = 1.01
+"""Neighbours differ so much that a step takes this many times what its bytes take one way. Little,
+since kernels take their share of what a step may take too."""
 
 
 def partition(
@@ -48,8 +49,9 @@ def update_order(sizes: Sequence[int]) -> tuple[int, ...]:
     While a batch goes in, one before it goes out, and the link waits for the larger of the two.
     Where neighbours are of about one size, that is the order of the parameters. Where they are now
     large, now small, the largest come first: then each load is beside the store of a batch of
-    nearly its own size, and an update takes no longer than its bytes one way, and its largest
-    batch in and out.
+    nearly its own size. Then an update takes at most 1.01 times the longest of its loads, its
+    stores and, with two arenas, half of its loads, updates and stores together; besides its largest
+    batch in, updated and out.
 
     Args:
         sizes: Bytes of each batch, in parameter order.

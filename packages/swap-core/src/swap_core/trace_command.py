@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from swap_core.picture import new_figure
+from swap_core.number import Number
+from swap_core.picture import need_matplotlib, new_figure
 from swap_core.report import format_bytes
 from swap_core.trace import TraceLane, TraceSpan, read_trace
 
@@ -28,11 +29,15 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
     """Give a parser the arguments of the command."""
     parser.add_argument("file", type=Path, metavar="FILE", help="of optimizer.trace(FILE)")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw it (needs matplotlib)")
-    parser.add_argument("--update", type=int, metavar="N", help="only this update, from 1")
+    parser.add_argument(
+        "--update", type=Number(1, 1e9), metavar="N", help="only this update, from 1"
+    )
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
+    if options.plot is not None:
+        need_matplotlib()
     spans = read_trace(options.file)
     if options.update is not None:
         spans = [span for span in spans if span.update == options.update]

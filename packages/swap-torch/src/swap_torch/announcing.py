@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import warnings
 
-from swap_core import StayReason, format_bytes
+from swap_core import HostMemoryWarning, StayReason, format_bytes
 from swap_torch.engine import SwapEngine
 
 __all__ = ["announce_host_memory", "warn_if_nothing_swaps"]
@@ -49,6 +49,6 @@ def announce_host_memory(engine: SwapEngine) -> None:
             f"swap_optimizer: {memory}: {format_bytes(memory.missing_bytes)} too little. "
             f"Let states stay on the device (device_budget), use more hosts, or shard the "
             f"optimizer; else the first step may be killed.",
-            ResourceWarning,
+            HostMemoryWarning,
             stacklevel=3,
         )

@@ -56,8 +56,8 @@ def swap_optimizer(
     Warns:
         UserWarning: no state can swap (for example, all parameters are on the CPU).
         RuntimeWarning: host memory could not be pinned.
-        ResourceWarning: the host has less memory than all states will need. What is needed and
-            free is also logged, at level INFO, by the logger ``swap_torch``.
+        swap_core.HostMemoryWarning: the host has less memory than all states will need. What is
+            needed and free is also logged, at level INFO, by the logger ``swap_torch``.
 
     Example:
         >>> optimizer = torch.optim.AdamW(model.parameters(), fused=True)
