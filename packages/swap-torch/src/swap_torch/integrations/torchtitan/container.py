@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.tools.logging import logger
 
+from swap_core import SwapOptimizerConfig
 from swap_torch.api import swap_optimizer
 from swap_torch.device import AnyTorchDevice
 from swap_torch.integrations.torchtitan.conflicts import (
@@ -18,7 +19,8 @@ from swap_torch.integrations.torchtitan.conflicts import (
     refuse_optimizers,
 )
 from swap_torch.integrations.torchtitan.fields import SwapFields
-from swap_torch.integrations.torchtitan.rehearsal import rehearse
+from swap_torch.integrations.torchtitan.rehearsal import rehearse, stand_ins
+from swap_torch.integrations.torchtitan.shares import refuse_options, share_of
 
 __all__ = ["SwapOptimizersContainer", "swap_container"]
 
@@ -30,6 +32,8 @@ class SwapMixin:
     schedulers, hooks, the checkpointer) sees the wrapped ones. ``step``, ``state_dict`` and the
     rest of the container are left alone.
     """
+
+    optimizers: list[Optimizer]
 
     def __init__(self, config: OptimizersContainer.Config, **runtime: object) -> None:
         super().__init__(config, **runtime)  # type: ignore[call-arg]  # the container's
@@ -44,12 +48,32 @@ class SwapMixin:
         return None
 
     def _swap(self, config: OptimizersContainer.Config) -> None:
-        optimizers: list[Optimizer] = self.optimizers  # type: ignore[attr-defined]  # the container's
-        device = self.swap_device()
-        refuse_optimizers(optimizers, device)
-        for optimizer in optimizers:
-            swap_optimizer(optimizer, config.swap_options(), device=device)
-            logger.info(f"optimizer.swap_optimizer: {optimizer!r}")
+        device, options = self.swap_device(), config.swap_options()
+        refuse_optimizers(self.optimizers, device)
+        refuse_options(options, [*self.optimizers, *stand_ins(config)])
+        for optimizer in self.optimizers:
+            _swap_share(optimizer, options, device)
+
+
+def _swap_share(
+    optimizer: Optimizer, options: SwapOptimizerConfig, device: AnyTorchDevice | None
+) -> None:
+    """Wrap an optimizer with those of the options that it can take, and log which it cannot."""
+    kind = type(optimizer).__name__
+    share = share_of(options, optimizer)
+    if share is None:
+        logger.info(
+            f"optimizer.swap_optimizer: {kind} does not swap: swap_optimizer_state_keys names none "
+            f"of its states."
+        )
+        return
+    if share.zigzag != options.zigzag:
+        logger.info(
+            f"optimizer.swap_optimizer: {kind} runs every update forwards, in spite of "
+            f"swap_optimizer_zigzag: its updates may not change their order."
+        )
+    swap_optimizer(optimizer, share, device=device)
+    logger.info(f"optimizer.swap_optimizer: {optimizer!r}")
 
 
 def swap_container(base: type[OptimizersContainer]) -> type[OptimizersContainer]:
