@@ -333,9 +333,18 @@ class StillFaultTolerant(TorchFTOptimizersContainer):
 
 
 @pytest.mark.parametrize("container", [TorchFTOptimizersContainer, StillFaultTolerant])
-def test_fault_tolerance_is_refused(container):
+def test_fault_tolerance_is_refused_if_swapping_is_on(container):
     message = f"{container.__name__} .fault tolerance. is not supported: it keeps one state"
+    config = swap_config(container.Config())
+    assert isinstance(config, container.Config)
+    assert config._owner is swap_container(container)
     with pytest.raises(UnsupportedOptimizerError, match=message):
-        swap_container(container)
+        swap_config(container.Config(), swap_optimizer=True)
+    config.swap_optimizer = True
     with pytest.raises(UnsupportedOptimizerError, match=message):
-        swap_config(container.Config())
+        config.build(model_parts=[], ft_manager=None)
+
+
+def test_fault_tolerance_trains_without_code_and_flag():
+    config = parse(*WITHOUT_CODE, "--config", "torchft.llama3.llama3_torchft_debugmodel").optimizer
+    assert config.swap_optimizer is False

@@ -86,13 +86,12 @@ def swap_container(base: type[OptimizersContainer]) -> type[OptimizersContainer]
         base: Takes its config first and everything else by keyword, and keeps what it builds in
             ``optimizers``, as torchtitan's does. Its ``step`` must call theirs.
 
-    Raises:
-        ValueError: a container that cannot be combined with swapping.
+    Returns:
+        The container. Its config refuses what cannot be combined with swapping, if that is on.
     """
     if issubclass(base, SwapMixin):
         return base
     if base not in _made:
-        refuse_container(base)
         _made[base] = _make(base)
     return _made[base]
 
@@ -108,6 +107,7 @@ def _make(base: type[OptimizersContainer]) -> type[OptimizersContainer]:
             _post_init_of(base.Config)(self)
             options = self.swap_options()
             if self.swap_optimizer:
+                refuse_container(base)
                 refuse_config(self)
                 rehearse(self, options)
 
