@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import dataclass, field
 
 import pytest
@@ -22,6 +24,7 @@ from swap_core import UnsupportedOptimizerError, UnsupportedOptionError
 from swap_testkit.torch import assert_same_bits
 from swap_torch import is_swap_optimizer
 from swap_torch.integrations.torchtitan import SwapOptimizersContainer, swap_config, swap_container
+from swap_torch.integrations.torchtitan.container import _made
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -234,6 +237,24 @@ def test_a_third_partys_container():
     optimizers = config.build(model_parts=parts(), owner="me")
     assert optimizers.owner == "me"
     assert type(optimizers) is container
+
+
+@pytest.mark.parametrize("base", [OptimizersContainer, ThirdParty])
+def test_configs_can_be_copied_and_pickled(base, monkeypatch):
+    native = base.Config(param_groups=groups(), implementation="for-loop")
+    config = swap_config(native, swap_optimizer=True)
+    config.swap_optimizer_times = 8
+    for made in (copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+        assert (type(made), made) == (type(config), config)
+    # Of a subclass of ours, by its name.
+    mine = OnTheCpu.Config(param_groups=groups())
+    assert type(pickle.loads(pickle.dumps(mine))) is OnTheCpu.Config
+    # In a process that has not made the class yet.
+    pickled = pickle.dumps(config)
+    monkeypatch.delitem(_made, base)
+    made = pickle.loads(pickled)
+    assert type(made) is swap_container(base).Config
+    assert made.to_dict() == config.to_dict()
 
 
 def test_the_public_container_is_that_of_torchtitans():

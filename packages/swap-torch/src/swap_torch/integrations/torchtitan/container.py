@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from torch.optim import Optimizer
 from torchtitan.components.optimizer import OptimizersContainer
@@ -113,10 +116,24 @@ def _make(base: type[OptimizersContainer]) -> type[OptimizersContainer]:
 
     name = f"Swap{base.__name__}"
     Config.__qualname__ = f"{name}.Config"
+    # By its base: it has no name that can be imported.
+    copyreg.pickle(Config, partial(_reduced, base))
     about = f"{base.__name__} that keeps optimizer states in host memory if its config says so."
     return type(
         name, (SwapMixin, base), {"Config": Config, "__doc__": about, "__module__": __name__}
     )
+
+
+def _reduced(
+    base: type[OptimizersContainer], config: OptimizersContainer.Config
+) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
+    """How to copy or unpickle a config: which class to make, and what to fill it with."""
+    return _blank, (base,), object.__reduce_ex__(config, 2)[2]
+
+
+def _blank(base: type[OptimizersContainer]) -> OptimizersContainer.Config:
+    kind = swap_container(base).Config
+    return kind.__new__(kind)
 
 
 def _post_init_of(config: type) -> Callable[[object], None]:
