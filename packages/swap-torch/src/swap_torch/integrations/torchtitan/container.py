@@ -16,6 +16,7 @@ from torchtitan.tools.logging import logger
 from swap_core import SwapOptimizerConfig
 from swap_torch.api import swap_optimizer
 from swap_torch.device import AnyTorchDevice
+from swap_torch.integrations.torchtitan.checkpoint import with_own_implementation
 from swap_torch.integrations.torchtitan.conflicts import (
     refuse_config,
     refuse_container,
@@ -49,6 +50,16 @@ class SwapMixin:
         For subclasses, such as tests on machines without an accelerator.
         """
         return None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a checkpoint, whose implementation of updates may be one that cannot swap.
+
+        Raises:
+            StateDictError: another option in it cannot be combined with swapping. Nothing was
+                changed.
+        """
+        loadable = with_own_implementation(self.optimizers, state_dict)
+        super().load_state_dict(loadable)  # type: ignore[misc]  # the container's
 
     def _swap(self, config: OptimizersContainer.Config) -> None:
         device, options = self.swap_device(), config.swap_options()
