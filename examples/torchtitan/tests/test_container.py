@@ -176,10 +176,19 @@ def test_one_that_only_the_container_can_make_is_refused_before_any_is_wrapped(m
     assert wrapped == []
 
 
-def test_options_of_one_that_only_the_container_can_make_are_refused_before_any_is_wrapped():
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"capturable": True}, "capturable=True"),
+        ({"foreach": True}, "builds AdamW with foreach=True, .* give another --optimizer.impl"),
+    ],
+)
+def test_options_of_one_that_only_the_container_can_make_are_refused_before_any_is_wrapped(
+    options, message
+):
     made = []
 
-    class WithLateAdamW(WithUnknown):
+    class Late(WithUnknown):
         @dataclass(kw_only=True, slots=True)
         class Config(WithUnknown.Config):
             pass
@@ -189,13 +198,11 @@ def test_options_of_one_that_only_the_container_can_make_are_refused_before_any_
             return lambda groups: made.append(torch.optim.AdamW(groups)) or made[-1]
 
     kinds = [
-        ParamGroupConfig(pattern="bias", optimizer_name="AdamW"),
-        ParamGroupConfig(
-            pattern=".*", optimizer_name="late AdamW", optimizer_kwargs={"capturable": True}
-        ),
+        ParamGroupConfig(pattern="bias", optimizer_name="one"),
+        ParamGroupConfig(pattern=".*", optimizer_name="other", optimizer_kwargs=options),
     ]
-    config = WithLateAdamW.Config(param_groups=kinds, implementation="for-loop")
-    with pytest.raises(UnsupportedOptionError, match="capturable=True"):
+    config = Late.Config(param_groups=kinds, implementation="for-loop")
+    with pytest.raises(UnsupportedOptionError, match=message):
         swap_config(config, swap_optimizer=True).build(model_parts=parts()[:1])
     assert [is_swap_optimizer(each) for each in made] == [False, False]
 

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from swap_core import SwapOptimizerConfig, UnknownStateKeyError, UnsupportedOptionError
 from swap_torch.adapter import TorchSwapAdapter
 from swap_torch.finding import find_torch_adapter
+from swap_torch.integrations.torchtitan.implementation import is_at_fault, what_is_on
 
 __all__ = ["refuse_options", "share_of"]
 
@@ -45,7 +46,7 @@ def refuse_options(options: SwapOptimizerConfig, optimizers: Sequence[Optimizer]
     shares = [share_of(options, optimizer) for optimizer in optimizers]
     for optimizer, share in zip(optimizers, shares, strict=True):
         if share is not None:
-            find_torch_adapter(optimizer)(optimizer).validate(share)
+            _validate(optimizer, share)
     _refuse_keys(options, optimizers)
     if options.zigzag and not any(share.zigzag for share in shares if share is not None):
         raise UnsupportedOptionError(
@@ -53,6 +54,18 @@ def refuse_options(options: SwapOptimizerConfig, optimizers: Sequence[Optimizer]
             f"optimizer of this config ({', '.join(_kinds(optimizers))}) may; leave "
             f"--optimizer.swap-optimizer-zigzag out."
         )
+
+
+def _validate(optimizer: Optimizer, share: SwapOptimizerConfig) -> None:
+    adapter = find_torch_adapter(optimizer)(optimizer)
+    for group in optimizer.param_groups:
+        if is_at_fault(adapter, group):
+            raise UnsupportedOptionError(
+                f"optimizer.swap_optimizer: this config builds {type(optimizer).__name__} with "
+                f"{what_is_on(group)}, which is not supported; give another "
+                f"--optimizer.implementation, or set it to False in optimizer_kwargs of its group."
+            )
+    adapter.validate(share)
 
 
 def _refuse_keys(options: SwapOptimizerConfig, optimizers: Iterable[Optimizer]) -> None:
