@@ -77,6 +77,8 @@ MINDSPORE_DISTRIBUTIONS = tuple(each for each in DISTRIBUTIONS if each.name != "
 """What one environment with MindSpore holds."""
 MINDSPORE_PAGES = ("docs/quickstart-mindspore.md", "packages/swap-mindspore/README.md")
 """Whose code needs MindSpore."""
+TORCHTITAN_PAGES = ("docs/torchtitan.md",)
+"""Whose code needs torchtitan."""
 MINDSPORE_QUIET = {"GLOG_v": "3", "OMP_NUM_THREADS": "1"}
 """Errors only, and no threads that wait for each other over small tensors."""
 MINDFORMERS = ("2.0.0", "2.1.0")
@@ -292,6 +294,7 @@ def integrations(session: nox.Session) -> None:
     session.run("pytest", "examples/trainers/tests")
     session.run("pytest", "examples/torchtitan/tests")
     session.run("pytest", "examples/torchao/tests")
+    run_blocks(session, "torchtitan", TORCHTITAN_PAGES)
 
 
 @nox.session(default=False)
@@ -319,7 +322,8 @@ def docs(session: nox.Session) -> None:
         *("README.md", "CONTRIBUTING.md"),
         *(f"{each.folder}/README.md" for each in TORCH_DISTRIBUTIONS),
     ]
-    run_blocks(session, "torch", sorted(set(pages) - set(MINDSPORE_PAGES)))
+    elsewhere = {*MINDSPORE_PAGES, *TORCHTITAN_PAGES}
+    run_blocks(session, "torch", sorted(set(pages) - elsewhere))
 
 
 @nox.session

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from dataclasses import dataclass, fields
@@ -216,7 +217,10 @@ def container_of(*groups, **options):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--optimizer.swap-optimizer-times", "0"), "optimizer.swap_optimizer_times: .*swap_times"),
+        (
+            ("--optimizer.swap-optimizer-times", "0"),
+            "swap_optimizer_times: .*swap_optimizer_times=0 is",
+        ),
         (("--optimizer.swap-optimizer-min-numel", "-1"), "swap_optimizer_min_numel: .*min_numel"),
         (
             ("--optimizer.swap-optimizer-staging-buffers", "1"),
@@ -236,8 +240,18 @@ def test_values_are_checked_by_name(flags, message, capsys):
 
 
 def test_fields_that_exclude_each_other():
-    with pytest.raises(ValueError, match=r"optimizer.swap_optimizer: .*device_budget=8 is not"):
+    message = (
+        "swap_optimizer_device_budget=8 is not accepted; give 0: swap_optimizer_offload='auto'"
+    )
+    with pytest.raises(ValueError, match=message):
         swap_config(default_adamw(), swap_optimizer_device_budget=8, swap_optimizer_offload="auto")
+    message = "swap_optimizer_zigzag=True .* with swap_optimizer_packed_swap=False there is no"
+    with pytest.raises(ValueError, match=message):
+        swap_config(default_adamw(), swap_optimizer_zigzag=True, swap_optimizer_packed_swap=False)
+
+
+# What only callers of swap_optimizer can do.
+NOT_OF_TORCHTITAN = re.compile(r"prefetch|foreach=None|fused=None|state_dict\[|include_master")
 
 
 @pytest.mark.parametrize(
@@ -256,12 +270,26 @@ def test_fields_that_exclude_each_other():
         (
             container_of(group("AdamW", lr=0.1), implementation="foreach"),
             UnsupportedOptionError,
-            r"param_groups 'w', which is AdamW with optimizer.implementation='foreach': .*foreach=",
+            "param_groups 'w', which is AdamW with optimizer.implementation='foreach': foreach="
+            "True is not supported; give --optimizer.implementation fused or for-loop",
         ),
         (
             container_of(group("Adam", lr=0.1)),
             UnsupportedOptionError,
-            "param_groups 'w', which is Adam with optimizer.implementation='fused': .*fused=True",
+            "param_groups 'w', which is Adam with optimizer.implementation='fused': fused=True "
+            "is not supported; give --optimizer.implementation for-loop, or set 'fused': False in "
+            "its optimizer_kwargs",
+        ),
+        (
+            # What suits one group does not suit another.
+            container_of(group("AdamW", lr=0.1), group("Adam", lr=0.1), implementation="foreach"),
+            UnsupportedOptionError,
+            "is AdamW .*foreach=True is not supported; give --optimizer.implementation for-loop, ",
+        ),
+        (
+            container_of(group("AdamW", lr=0.1, foreach=True), implementation="for-loop"),
+            UnsupportedOptionError,
+            "is AdamW .*foreach=True is not supported; set 'foreach': False in its optimizer_kwarg",
         ),
         (
             container_of(group("AdamW", lr=0.1, capturable=True)),
@@ -272,8 +300,9 @@ def test_fields_that_exclude_each_other():
 )
 def test_conflicts_are_refused_before_a_model_exists(config, error, message):
     swappable = swap_config(config)  # off: nothing to refuse
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as raised:
         swap_config(config, swap_optimizer=True)
+    assert not NOT_OF_TORCHTITAN.search(str(raised.value))
     with pytest.raises(error, match=message):
         swap_config(swappable, swap_optimizer=True)
     # Set by hand afterwards: before anything is built.
@@ -285,15 +314,6 @@ def test_conflicts_are_refused_before_a_model_exists(config, error, message):
 def test_options_that_a_group_sets_itself_count():
     config = container_of(group("AdamW", lr=0.1, foreach=None), implementation="foreach")
     assert swap_config(config, swap_optimizer=True).swap_optimizer
-
-
-def test_states_that_no_optimizer_has():
-    with pytest.raises(ValueError, match=r"'w', which is AdamW .*names 'momentum'"):
-        swap_config(
-            container_of(group("AdamW", lr=0.1)),
-            swap_optimizer=True,
-            swap_optimizer_state_keys=["momentum"],
-        )
 
 
 def test_fields_that_do_not_exist():
@@ -313,9 +333,18 @@ class StillFaultTolerant(TorchFTOptimizersContainer):
 
 
 @pytest.mark.parametrize("container", [TorchFTOptimizersContainer, StillFaultTolerant])
-def test_fault_tolerance_is_refused(container):
+def test_fault_tolerance_is_refused_if_swapping_is_on(container):
     message = f"{container.__name__} .fault tolerance. is not supported: it keeps one state"
+    config = swap_config(container.Config())
+    assert isinstance(config, container.Config)
+    assert config._owner is swap_container(container)
     with pytest.raises(UnsupportedOptimizerError, match=message):
-        swap_container(container)
+        swap_config(container.Config(), swap_optimizer=True)
+    config.swap_optimizer = True
     with pytest.raises(UnsupportedOptimizerError, match=message):
-        swap_config(container.Config())
+        config.build(model_parts=[], ft_manager=None)
+
+
+def test_fault_tolerance_trains_without_code_and_flag():
+    config = parse(*WITHOUT_CODE, "--config", "torchft.llama3.llama3_torchft_debugmodel").optimizer
+    assert config.swap_optimizer is False

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import copy
+import pickle
 from dataclasses import dataclass, field
 
 import pytest
 import torch
+from _small import OnTheCpu, bits, parts, train
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
@@ -19,29 +21,15 @@ from torchtitan.components.optimizer import (
 )
 
 from swap_core import UnsupportedOptimizerError, UnsupportedOptionError
-from swap_testkit.torch import CpuAsDevice, assert_same_bits
+from swap_testkit.torch import assert_same_bits
 from swap_torch import is_swap_optimizer
-from swap_torch.integrations.torchtitan import (
-    SwapOptimizersContainer,
-    swap_config,
-    swap_container,
-)
+from swap_torch.integrations.torchtitan import SwapOptimizersContainer, swap_config, swap_container
+from swap_torch.integrations.torchtitan.container import _made
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.filterwarnings("error:.*swap_optimizer"),
 ]
-
-
-class OnTheCpu(SwapOptimizersContainer):
-    """For machines without an accelerator."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(SwapOptimizersContainer.Config):
-        pass
-
-    def swap_device(self):
-        return CpuAsDevice()
 
 
 def groups():
@@ -50,11 +38,6 @@ def groups():
         ParamGroupConfig(pattern="bias", optimizer_name="Adam", optimizer_kwargs={"lr": 0.02}),
         ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs=rest),
     ]
-
-
-def parts():
-    torch.manual_seed(0)
-    return [nn.Sequential(OrderedDict({name: nn.Linear(40, 40)})) for name in ("one", "two")]
 
 
 def built(container, model_parts, **options):
@@ -72,24 +55,6 @@ def native_and_swapped(steps=3, **options):
         train(optimizers, model_parts, steps)
         made.append((optimizers, model_parts))
     return made
-
-
-def train(optimizers, model_parts, steps):
-    for step in range(steps):
-        x = torch.randn(4, 40, generator=torch.Generator().manual_seed(step))
-        for part in model_parts:
-            x = part(x)
-        x.square().mean().backward()
-        optimizers.step()
-        optimizers.zero_grad()
-
-
-def bits(state_dict):
-    """Tensors by what their memory holds."""
-    return {
-        name: value.numpy().tobytes() if isinstance(value, torch.Tensor) else value
-        for name, value in state_dict.items()
-    }
 
 
 def test_every_optimizer_of_every_part_is_wrapped():
@@ -172,6 +137,10 @@ class WithUnknown(OptimizersContainer):
     def _resolve_optimizer_factory(name):
         if name == "Unknown":
             return UnknownOptimizer
+        if name == "SparseAdam":
+            return torch.optim.SparseAdam
+        if name == "function of SparseAdam":
+            return lambda groups: torch.optim.SparseAdam(groups, lr=0.1)
         if name == "function":
             return lambda groups: UnknownOptimizer(groups, lr=0.1)
         return OptimizersContainer._resolve_optimizer_factory(name)
@@ -207,6 +176,45 @@ def test_one_that_only_the_container_can_make_is_refused_before_any_is_wrapped(m
     assert wrapped == []
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"capturable": True}, "capturable=True"),
+        ({"foreach": True}, "builds AdamW with foreach=True, .* give another --optimizer.impl"),
+    ],
+)
+def test_options_of_one_that_only_the_container_can_make_are_refused_before_any_is_wrapped(
+    options, message
+):
+    made = []
+
+    class Late(WithUnknown):
+        @dataclass(kw_only=True, slots=True)
+        class Config(WithUnknown.Config):
+            pass
+
+        @staticmethod
+        def _resolve_optimizer_factory(name):
+            return lambda groups: made.append(torch.optim.AdamW(groups)) or made[-1]
+
+    kinds = [
+        ParamGroupConfig(pattern="bias", optimizer_name="one"),
+        ParamGroupConfig(pattern=".*", optimizer_name="other", optimizer_kwargs=options),
+    ]
+    config = Late.Config(param_groups=kinds, implementation="for-loop")
+    with pytest.raises(UnsupportedOptionError, match=message):
+        swap_config(config, swap_optimizer=True).build(model_parts=parts()[:1])
+    assert [is_swap_optimizer(each) for each in made] == [False, False]
+
+
+def test_why_an_optimizer_has_no_adapter_is_said_where_it_is_known():
+    with pytest.raises(UnsupportedOptimizerError, match="SparseAdam updates the rows"):
+        swap_config(mixed("SparseAdam"), swap_optimizer=True)
+    config = swap_config(mixed("function of SparseAdam"), swap_optimizer=True)
+    with pytest.raises(UnsupportedOptimizerError, match="SparseAdam updates the rows"):
+        config.build(model_parts=parts()[:1])
+
+
 class ThirdParty(OptimizersContainer):
     """With a field, a check and an argument of its own."""
 
@@ -236,6 +244,24 @@ def test_a_third_partys_container():
     optimizers = config.build(model_parts=parts(), owner="me")
     assert optimizers.owner == "me"
     assert type(optimizers) is container
+
+
+@pytest.mark.parametrize("base", [OptimizersContainer, ThirdParty])
+def test_configs_can_be_copied_and_pickled(base, monkeypatch):
+    native = base.Config(param_groups=groups(), implementation="for-loop")
+    config = swap_config(native, swap_optimizer=True)
+    config.swap_optimizer_times = 8
+    for made in (copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+        assert (type(made), made) == (type(config), config)
+    # Of a subclass of ours, by its name.
+    mine = OnTheCpu.Config(param_groups=groups())
+    assert type(pickle.loads(pickle.dumps(mine))) is OnTheCpu.Config
+    # In a process that has not made the class yet.
+    pickled = pickle.dumps(config)
+    monkeypatch.delitem(_made, base)
+    made = pickle.loads(pickled)
+    assert type(made) is swap_container(base).Config
+    assert made.to_dict() == config.to_dict()
 
 
 def test_the_public_container_is_that_of_torchtitans():

@@ -32,8 +32,8 @@ def swap_config(
         A new config of :func:`swap_container` of the container that ``config`` builds.
 
     Raises:
-        ValueError: an option that does not exist or has a value that is not accepted, or a config
-            or container that cannot be combined with swapping.
+        ValueError: an option that does not exist or has a value that is not accepted, or, if
+            swapping is on, a config or container that cannot be combined with it.
         TypeError: not the config of an optimizers container.
 
     Example:

@@ -12,8 +12,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torchtitan.components.optimizer import OptimizersContainer
 
-from swap_core import UnsupportedOptimizerError, UnsupportedOptionError, find_adapter
+from swap_core import UnsupportedOptimizerError, UnsupportedOptionError
 from swap_torch.device import AnyTorchDevice
+from swap_torch.finding import find_torch_adapter
 
 __all__ = ["refuse_config", "refuse_container", "refuse_optimizers"]
 
@@ -64,7 +65,7 @@ def refuse_optimizers(optimizers: Sequence[Optimizer], device: AnyTorchDevice | 
     """
     for optimizer in optimizers:
         try:
-            find_adapter(optimizer, "torch")
+            find_torch_adapter(optimizer)
         except UnsupportedOptimizerError as error:
             raise UnsupportedOptimizerError(
                 f"optimizer.swap_optimizer: this config builds {type(optimizer).__name__} for "

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -77,4 +78,12 @@ def _options(values: dict[str, Any], where: str) -> SwapOptimizerConfig:
             **{_RENAMED.get(name, name): value for name, value in short.items()}
         )
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+        raise ValueError(f"{where}: {_with_field_names(str(error))}") from error
+
+
+def _with_field_names(message: str) -> str:
+    """Call options by the names of the fields here."""
+    for field in fields(SwapFields):
+        name = field.name.removeprefix(PREFIX)
+        message = re.sub(rf"\b{_RENAMED.get(name, name)}=", f"{field.name}=", message)
+    return message
