@@ -65,6 +65,8 @@ class Pipeline(ABC, Generic[StreamT, EventT, MemoryT, TransferT]):
         """Marks the call of ``run`` for an update that began earlier (compute stream)."""
         self.meanwhile_done = device.create_event()
         """Marks the end of the work that needs no swapped state (compute stream)."""
+        self.on_begin: Callable[[], None] | None = None
+        """Called when an update begins early, before anything is queued for it."""
 
     @property
     def device(self) -> SwapDevice[StreamT, EventT, MemoryT, TransferT]:
@@ -203,6 +205,8 @@ class Pipeline(ABC, Generic[StreamT, EventT, MemoryT, TransferT]):
             # It may be given up, and until it is done the latest update's times may be asked for.
             _exchange_events(batches, self.device.create_event)
         self._begun = passage = Passage(batches, resumed=resumed, early=early)
+        if early and self.on_begin is not None:
+            self.on_begin()
         if after is not None:
             self.device.wait(compute, after)
         self._open(compute, passage)
