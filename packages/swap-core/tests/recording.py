@@ -100,7 +100,7 @@ class Recorder:
         return self.streams["compute"]
 
     def create_event(self) -> Event:
-        # A batch names its events itself; the only other one is the pipeline's.
+        # A batch names its first events itself; the pipeline records no other in a plain update.
         return Event("meanwhile done")
 
     def elapsed(self, start: Event, end: Event) -> float:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import permutations, product
 from types import ModuleType
 from typing import Any
@@ -228,3 +229,84 @@ def test_an_update_neither_begins_twice_nor_proceeds_unbegun(
         rig.pipeline.begin(rig.batches)
     assert rig.residencies() == {Residency.HOST}
     assert rig.device.held == []
+
+
+def marks(rig: Any) -> list[tuple[str, Any, int]]:
+    """What each event of the latest update marks that its times are told by."""
+    latest = rig.pipeline.latest
+    events = [batch.updated for batch in latest.order]
+    events += [batch.loaded for batch in latest.order[latest.resumed :]]
+    events += [batch.stored for batch in latest.stored]
+    events += [latest.order[0].restored, rig.pipeline.meanwhile_done]
+    return [(event.name, event.stream, event.mark) for event in events]
+
+
+def comes_home(rig: Any) -> None:
+    rig.pipeline.bring_home(rig.batches)
+
+
+def begins_in_vain(rig: Any) -> None:
+    order = rig.pipeline.latest.order
+    rig.pipeline.begin(order[::-1] if rig.pipeline.latest.kept else order, earlier_stores(rig))
+    rig.pipeline.bring_home(rig.batches)
+
+
+def proceeds_in_vain(rig: Any) -> None:
+    order = rig.pipeline.latest.order
+    rig.pipeline.begin(order[::-1] if rig.pipeline.latest.kept else order, earlier_stores(rig))
+    rig.pipeline.proceed(rig.update)
+    rig.pipeline.proceed(rig.update)
+    rig.pipeline.bring_home(rig.batches)
+
+
+def fails_to_begin(rig: Any) -> None:
+    fails_in(rig, "copy_in", begins_in_vain)
+
+
+def fails_to_proceed(rig: Any) -> None:
+    fails_in(rig, "copy_out", proceeds_in_vain)
+
+
+def fails_in(rig: Any, verb: str, action: Callable[[Any], None]) -> None:
+    left = [1]
+    rig.device.fails = lambda number, call: call.startswith(verb) and bool(left and left.pop())
+    with suppress(RuntimeError):  # where a batch was kept there may be nothing to load
+        action(rig)
+    rig.device.fails = lambda number, call: False
+
+
+LATER = (comes_home, begins_in_vain, proceeds_in_vain, fails_to_begin, fails_to_proceed)
+
+
+@KINDS
+@EACH_WAY
+@pytest.mark.parametrize("later", LATER)
+def test_the_events_of_an_update_are_its_own_until_the_next_one_is_done(
+    recording: ModuleType, kind: str, way: str, later: Callable[[Any], None]
+) -> None:
+    rig = recording.Rig(kind, SIZES)
+    for number in range(5):
+        WAYS[way](rig)
+        before, latest = marks(rig), rig.pipeline.latest
+        for _ in range(number % 3):
+            later(rig)
+            assert rig.pipeline.latest is latest
+            assert marks(rig) == before
+    rig.pipeline.bring_home(rig.batches)
+    rig.device.drain()
+    assert rig.values() == rig.expected()
+    assert rig.device.violations == []
+
+
+@KINDS
+def test_an_update_that_begins_early_needs_no_new_events_in_the_long_run(
+    recording: ModuleType, kind: str
+) -> None:
+    rig = recording.Rig(kind, SIZES)
+    for _ in range(2):
+        everything(rig)
+    rig.device.create_event = None
+    for _ in range(3):
+        everything(rig)
+    rig.pipeline.bring_home(rig.batches)
+    assert rig.values() == rig.expected()

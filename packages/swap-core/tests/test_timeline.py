@@ -154,3 +154,52 @@ def test_is_all_zero_without_batches() -> None:
     assert step_times([], [], [], ring=2, update_after_store=False) == StepTimes(
         total=0, load=0, update=0, meanwhile=0, store=0, wait=0, batches=()
     )
+
+
+@pytest.mark.parametrize("update_after_store", [True, False])
+@pytest.mark.parametrize("tail_left", [True, False])
+@pytest.mark.parametrize("kept", [True, False])
+@given(
+    ends=st.lists(st.tuples(*[st.integers(0, 20)] * 3), min_size=1, max_size=8),
+    called=st.integers(0, 120),
+    other=st.integers(0, 30),
+)
+@settings(deadline=None)
+def test_no_time_of_an_update_that_began_before_its_call_is_negative(
+    ends: list[tuple[int, int, int]],
+    called: int,
+    other: int,
+    update_after_store: bool,
+    tail_left: bool,
+    kept: bool,
+) -> None:
+    """What was done before the call took no time of it."""
+    loaded, updated, stored = ([] for _ in range(3))
+    load_end = update_end = store_end = 0
+    for load, update, store in ends:
+        load_end += load
+        update_end = max(update_end, load_end) + update
+        if update_end > called:  # it was not updated before the call
+            update_end = max(update_end, called + other + update)
+        store_end = max(store_end, update_end) + store
+        loaded.append(float(max(0, load_end - called)))
+        updated.append(float(max(0, update_end - called)))
+        stored.append(float(max(0, store_end - called)))
+    if kept:
+        stored[-1] = updated[-1]
+    times = step_times(
+        loaded,
+        updated,
+        stored,
+        ring=len(ends) + 1,
+        update_after_store=update_after_store,
+        meanwhile=float(other),
+        tail_left=tail_left,
+    )
+    parts = (times.load, times.update, times.meanwhile, times.store, times.wait)
+    assert all(0 <= part <= times.total for part in parts)
+    assert times.total == max(other, *updated, *stored)
+    for batch in times.batches:
+        assert 0 <= batch.load_start <= batch.load_end
+        assert 0 <= batch.update_start <= batch.update_end
+        assert 0 <= batch.store_start <= batch.store_end

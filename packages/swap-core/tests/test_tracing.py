@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,11 @@ class Rig:
             for index, nbytes in enumerate([1] * COUNT)
         ]
 
+    def update(self, index: int) -> None:
+        self.virtual.compute(COMPUTE)
+
     def run(self) -> None:
-        self.pipeline.run(
-            self.batches,
-            lambda index: self.virtual.compute(COMPUTE),
-            lambda: self.virtual.compute(1),
-        )
+        self.pipeline.run(self.batches, self.update, lambda: self.virtual.compute(1))
 
 
 def traced(kind: str, file: Path, updates: int = 1) -> list[TraceSpan]:
@@ -193,3 +193,152 @@ def test_the_command_refuses_what_is_no_trace(
     assert "holds nothing of update 4" in capsys.readouterr().err
     assert main(["trace", str(tmp_path / "other.json")]) == 2
     assert "other.json" in capsys.readouterr().err
+
+
+# When updates begin and end.
+
+
+def begun_early(rig: Rig) -> None:
+    rig.pipeline.begin(rig.batches)
+
+
+def updated_in_part(rig: Rig) -> None:
+    rig.pipeline.begin(rig.batches)
+    rig.pipeline.proceed(rig.update)
+
+
+def updated_but_for_the_call(rig: Rig) -> None:
+    rig.pipeline.begin(rig.batches)
+    for _ in rig.batches:
+        rig.pipeline.proceed(rig.update)
+
+
+def given_up(rig: Rig) -> None:
+    """What was loaded in vain was loaded for the update that follows."""
+    rig.pipeline.begin(rig.batches)
+    rig.pipeline.bring_home(rig.batches)
+
+
+BEFORE = (begun_early, updated_in_part, updated_but_for_the_call, given_up)
+
+
+@pytest.mark.parametrize("kind", ["packed", "per tensor"])
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("earlier", [0, 1, 2])
+def test_an_update_has_its_number_from_its_beginning_on(
+    kind: str, before: Callable[[Rig], None], earlier: int, tmp_path: Path
+) -> None:
+    """Whatever was begun before the trace was."""
+    rig = Rig(kind)
+    for _ in range(earlier):
+        before(rig)
+        rig.run()
+    tracer = Tracer(tmp_path / "trace.json")
+    tracer.attach(rig.pipeline, rig.batches, "virtual:0")
+    for _ in range(3):
+        before(rig)
+        with tracer.update():
+            rig.run()
+    before(rig)
+    rig.pipeline.bring_home(rig.batches)
+    tracer.finish()
+    before(rig)
+    rig.run()
+    spans = read_trace(tmp_path / "trace.json")
+    assert {span.update for span in spans} == {1, 2, 3, 4}
+    for number in (1, 2, 3):
+        members = [span for span in spans if span.update == number]
+        for lane, name in ((TraceLane.UPDATE, "update"), (TraceLane.STORE, "store")):
+            found = sorted(span.name for span in members if span.lane is lane and "[" in span.name)
+            assert found == [f"{name}[{index}]" for index in range(COUNT)]
+        assert "wait for load[0]" in {span.name for span in members}
+        assert sum(span.name == "step" for span in members) == 1
+    assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["updates"] == 4
+
+
+def test_after_an_update_that_fails_the_next_one_has_a_number_of_its_own(tmp_path: Path) -> None:
+    rig = Rig("packed")
+    tracer = Tracer(tmp_path / "trace.json")
+    tracer.attach(rig.pipeline, rig.batches, "virtual:0")
+    with pytest.raises(ZeroDivisionError), tracer.update():
+        rig.pipeline.run(rig.batches, lambda index: 1 // (1 - index), lambda: None)  # type: ignore[arg-type]
+    begun_early(rig)
+    with tracer.update():
+        rig.run()
+    tracer.finish()
+    spans = [span for span in read_trace(tmp_path / "trace.json") if span.lane is TraceLane.UPDATE]
+    assert [(s.update, s.batch) for s in spans if s.batch is not None] == [
+        (1, 0),
+        *((2, batch) for batch in range(COUNT)),
+    ]
+
+
+def test_what_comes_home_is_no_update(tmp_path: Path) -> None:
+    rig = Rig("packed")
+    tracer = Tracer(tmp_path / "trace.json")
+    tracer.attach(rig.pipeline, rig.batches, "virtual:0")
+    with tracer.update():
+        rig.pipeline.run(rig.batches, rig.update, lambda: None, keep_last=True)
+    rig.virtual.compute(1000)
+    rig.pipeline.bring_home(rig.batches)
+    tracer.finish()
+    spans = read_trace(tmp_path / "trace.json")
+    assert max(span.seconds for span in spans if span.lane is TraceLane.UPDATE) < 1000
+    (stored,) = (s for s in spans if s.name == f"store[{COUNT - 1}]" and s.lane is TraceLane.STORE)
+    assert stored.update == 0
+
+
+# Files of traces that cannot be written.
+
+
+def test_every_event_has_happened_before_it_is_asked_for_its_time(tmp_path: Path) -> None:
+    """Whatever stream it was recorded on: the one that was current then is none at the end."""
+    rig, file = Rig("packed"), tmp_path / "trace.json"
+    tracer = Tracer(file)
+    happened: list[Any] = []
+    synchronize, elapsed = rig.virtual.synchronize, rig.virtual.elapsed
+
+    def synchronize_and_note(event: Any) -> None:
+        happened.append(event)
+        synchronize(event)
+
+    def elapsed_if_happened(start: Any, end: Any) -> float:
+        assert any(event is start for event in happened)
+        assert any(event is end for event in happened)
+        return elapsed(start, end)
+
+    rig.virtual.synchronize = synchronize_and_note  # type: ignore[method-assign]
+    rig.virtual.elapsed = elapsed_if_happened  # type: ignore[method-assign]
+    tracer.attach(rig.pipeline, rig.batches, "virtual:0")
+    with tracer.update():
+        rig.run()
+    tracer.finish()
+    assert read_trace(file)
+
+
+@pytest.mark.parametrize("fails", ["device", "file"])
+def test_no_file_is_left_that_is_not_whole(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, file = Rig("packed"), tmp_path / "trace.json"
+    tracer = Tracer(file)
+    tracer.attach(rig.pipeline, rig.batches, "virtual:0")
+    with tracer.update():
+        rig.run()
+
+    def broken(*_: object) -> None:
+        raise OSError("planted")
+
+    def half_written(path: Path, text: str) -> int:
+        with path.open("w") as stream:
+            stream.write(text[: len(text) // 2])
+        raise OSError("planted")
+
+    if fails == "device":
+        rig.virtual.synchronize = broken  # type: ignore[method-assign]
+    else:
+        monkeypatch.setattr(Path, "write_text", half_written)
+    with pytest.raises(OSError, match="planted"):
+        tracer.finish()
+    assert not file.exists()
+    assert rig.pipeline.device is rig.virtual

@@ -135,6 +135,74 @@ def test_a_trace_of_what_raises_is_written(tmp_path: Path) -> None:
     pair.swapped.state_dict()
 
 
+@pytest.mark.parametrize("fails", [1, 2])
+def test_a_trace_whose_end_fails_is_over(fails: int, tmp_path: Path) -> None:
+    """Whether the device fails once or twice while stores are waited for, and the file written."""
+    device = CpuAsDevice()
+    pair, file = Pair(device=device), tmp_path / "trace.json"
+    pair.step()
+    synchronize, left = device.synchronize, [1] * fails
+
+    def planted(event: Any) -> None:
+        if left:
+            left.pop()
+            raise RuntimeError("planted")
+        synchronize(event)
+
+    def step_and_plant() -> None:
+        with pair.swapped.trace(file):
+            pair.step()
+            device.synchronize = planted  # type: ignore[method-assign]
+
+    with pytest.raises(RuntimeError, match="planted"):
+        step_and_plant()
+    assert pair.swapped._swap.tracer is None
+    (plan,) = pair.swapped._swap._plans.values()
+    assert plan.lanes[0].pipeline.device is device
+    if fails == 1:
+        assert counts(file)[TraceLane.STORE] == {f"store[{i}]": 1 for i in range(BATCHES)}
+    else:
+        assert not file.exists()
+    with pair.swapped.trace(file):
+        pair.step()
+    assert counts(file)[TraceLane.HOST]["step"] == 1
+
+
+def test_an_update_that_fails_has_a_number_of_its_own(tmp_path: Path) -> None:
+    pair, file = Pair(), tmp_path / "trace.json"
+    with pair.swapped.trace(file):
+        pair.swapped.param_groups[0]["lr"] = "fast"
+        with pytest.raises(TypeError):
+            pair.step()
+        pair.swapped.param_groups[0]["lr"] = 1e-3
+        pair.swapped.step()
+    found = {span.batch for span in read_trace(file) if span.update == 2}
+    assert found == {None, *range(BATCHES)}
+    assert [s.update for s in read_trace(file) if s.name == "step"] == [1, 2]
+
+
+def test_what_begins_in_a_closure_belongs_to_its_step(tmp_path: Path) -> None:
+    params = [torch.nn.Parameter(torch.ones(256)) for _ in range(COUNT)]
+    config = SwapOptimizerConfig(
+        swap_times=BATCHES, min_numel=8, prefetch="backward", allow_closure=True
+    )
+    optimizer: Any = swap_optimizer(torch.optim.AdamW(params), config, device=CpuAsDevice())
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = torch.stack([param.square().sum() for param in params]).sum()
+        loss.backward()
+        return loss.item()
+
+    for _ in range(3):
+        optimizer.step(closure)
+    with optimizer.trace(tmp_path / "trace.json"):
+        for _ in range(2):
+            optimizer.step(closure)
+    loads = [s for s in read_trace(tmp_path / "trace.json") if s.lane is TraceLane.LOAD]
+    assert [(s.update, s.batch) for s in loads] == [(n, i) for n in (1, 2) for i in range(BATCHES)]
+
+
 @pytest.mark.parametrize(("name", "error"), [("", OSError), ("missing/t.json", OSError)])
 def test_a_bad_file_is_refused_before_anything_runs(
     name: str, error: type[Exception], tmp_path: Path

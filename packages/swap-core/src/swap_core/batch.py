@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Generic, TypeVar, final
 
 from swap_core.errors import SwapInternalError
@@ -21,7 +22,8 @@ class Batch(Generic[EventT, MemoryT, TransferT]):
 
     The device memory is the batch's own (per-tensor pipeline) or an arena shared with other
     batches (packed pipeline); the pipeline decides who frees it. Events are made once and
-    recorded anew in each update.
+    recorded anew in each update. There is a second set of them for an update that begins before
+    :meth:`swap_core.Pipeline.run` is called, since it may be given up: see :meth:`exchange_events`.
 
     Args:
         index: Place in the update, from 0.
@@ -35,6 +37,7 @@ class Batch(Generic[EventT, MemoryT, TransferT]):
     """
 
     __slots__ = (
+        "_others",
         "_residency",
         "index",
         "loaded",
@@ -66,7 +69,20 @@ class Batch(Generic[EventT, MemoryT, TransferT]):
         self.loaded = loaded
         self.updated = updated
         self.stored = stored
+        self._others: tuple[EventT, EventT, EventT, EventT] | None = None
         self._residency = Residency.HOST
+
+    def exchange_events(self, create_event: Callable[[], EventT]) -> None:
+        """Record other events from now on; those so far come back with the next call.
+
+        Args:
+            create_event: Makes the other events, in the first call.
+        """
+        others = self._others
+        if others is None:
+            others = create_event(), create_event(), create_event(), create_event()
+        self._others = self.restored, self.loaded, self.updated, self.stored
+        self.restored, self.loaded, self.updated, self.stored = others
 
     @property
     def residency(self) -> Residency:

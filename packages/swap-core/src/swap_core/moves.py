@@ -38,6 +38,9 @@ class Moves(Generic[StreamT, EventT, MemoryT, TransferT]):
     ) -> None:
         self.device = device
         self.ledger = ledger
+        self._last_updates = device.create_event()
+        self._last_loads = device.create_event()
+        self._last_stores = device.create_event()
 
     def load(self, batch: Batch[EventT, MemoryT, TransferT]) -> None:
         """Queue the copies in; memory must be restored on the load stream."""
@@ -71,6 +74,29 @@ class Moves(Generic[StreamT, EventT, MemoryT, TransferT]):
         self.ledger.copies_out += len(batch.transfers)
         self.ledger.bytes_stored += batch.nbytes
         batch.to_storing()
+
+    def store_home(self, compute: StreamT, batch: Batch[EventT, MemoryT, TransferT]) -> None:
+        """Queue the copies out, behind all that the compute stream was given; then :meth:`join`.
+
+        The batch's events stay those of the latest update.
+        """
+        store = self.device.store_stream
+        self.device.record(self._last_updates, compute)
+        self.device.wait(store, self._last_updates)
+        self.device.copy_out(store, batch.transfers)
+        self.ledger.copies_out += len(batch.transfers)
+        self.ledger.bytes_stored += batch.nbytes
+        batch.to_storing()
+
+    def join(self, compute: StreamT) -> None:
+        """Let the compute stream and the host wait for all copies in flight."""
+        device = self.device
+        device.record(self._last_loads, device.load_stream)
+        device.wait(compute, self._last_loads)
+        device.record(self._last_stores, device.store_stream)
+        device.wait(compute, self._last_stores)
+        device.synchronize(self._last_loads)
+        device.synchronize(self._last_stores)
 
     def restore(self, memory: MemoryT, nbytes: int, what: str) -> None:
         """Take device memory, in the order of the compute stream; ``what`` is for errors."""

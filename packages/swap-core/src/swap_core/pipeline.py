@@ -46,6 +46,9 @@ class Pipeline(ABC, Generic[StreamT, EventT, MemoryT, TransferT]):
     ready, and :meth:`run` does what is left. Whoever gives up an update that began, or wants a
     kept batch on the host, calls :meth:`bring_home`.
 
+    Between updates the events of batches are those of :attr:`latest`, whatever was begun and given
+    up since, or brought home.
+
     Args:
         device: The verbs.
         ledger: Where copies and bytes are counted.
@@ -62,6 +65,8 @@ class Pipeline(ABC, Generic[StreamT, EventT, MemoryT, TransferT]):
         """Marks the call of ``run`` for an update that began earlier (compute stream)."""
         self.meanwhile_done = device.create_event()
         """Marks the end of the work that needs no swapped state (compute stream)."""
+        self.on_begin: Callable[[], None] | None = None
+        """Called when an update begins early, before anything is queued for it."""
 
     @property
     def device(self) -> SwapDevice[StreamT, EventT, MemoryT, TransferT]:
@@ -196,7 +201,12 @@ class Pipeline(ABC, Generic[StreamT, EventT, MemoryT, TransferT]):
         if not resumed:
             # What a failed release left held is released before it is held again.
             self._release_all()
+        if early:
+            # It may be given up, and until it is done the latest update's times may be asked for.
+            _exchange_events(batches, self.device.create_event)
         self._begun = passage = Passage(batches, resumed=resumed, early=early)
+        if early and self.on_begin is not None:
+            self.on_begin()
         if after is not None:
             self.device.wait(compute, after)
         self._open(compute, passage)
@@ -243,5 +253,16 @@ class Pipeline(ABC, Generic[StreamT, EventT, MemoryT, TransferT]):
         batches: Sequence[Batch[EventT, MemoryT, TransferT]],
         error: BaseException | None,
     ) -> None:
-        self._begun = None
-        bring_to_host(self._moves, compute, batches, self._release_all, error)
+        begun, self._begun = self._begun, None
+        try:
+            bring_to_host(self._moves, compute, batches, self._release_all, error)
+        finally:
+            if begun is not None and begun.early:
+                _exchange_events(begun.order, self.device.create_event)
+
+
+def _exchange_events(
+    batches: Sequence[Batch[EventT, MemoryT, TransferT]], create_event: Callable[[], EventT]
+) -> None:
+    for batch in batches:
+        batch.exchange_events(create_event)

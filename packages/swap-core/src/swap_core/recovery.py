@@ -33,7 +33,7 @@ def bring_to_host(
 
     A batch on the device may be updated in part, and its parameters with it: its states go to
     the host, so that they belong to those parameters. A loaded batch was not touched: its
-    load is given up.
+    load is given up. Events of batches are not touched: they tell the times of the latest update.
 
     Who waits for this may interrupt it: each part is then done again, and the first error
     raised in the end.
@@ -64,7 +64,7 @@ def _stored_home(
     """Bring the values of every batch to the host; tell which were lost."""
     lost = {batch.index for batch in batches if not _stored_again(moves, compute, batch)}
     try:
-        _despite_interrupts(partial(_join, moves, compute, batches[0]))
+        _despite_interrupts(partial(moves.join, compute))
     except Exception:  # noqa: BLE001  # whatever it is, memory must be given back
         lost |= {batch.index for batch in batches if batch.residency is Residency.STORING}
     for batch in batches:
@@ -82,8 +82,7 @@ def _stored_again(
 
     def store() -> None:
         if batch.residency is Residency.DEVICE:
-            moves.device.record(batch.updated, compute)
-            moves.store(batch)
+            moves.store_home(compute, batch)
 
     try:
         _despite_interrupts(store)
@@ -91,21 +90,6 @@ def _stored_again(
         batch.to_storing()
         return False
     return True
-
-
-def _join(
-    moves: Moves[StreamT, EventT, MemoryT, TransferT],
-    compute: StreamT,
-    batch: Batch[EventT, MemoryT, TransferT],
-) -> None:
-    """Wait for all copies in flight, on the host too. Records the events of ``batch`` anew."""
-    device = moves.device
-    device.record(batch.loaded, device.load_stream)
-    device.wait(compute, batch.loaded)
-    device.record(batch.stored, device.store_stream)
-    device.wait(compute, batch.stored)
-    device.synchronize(batch.loaded)
-    device.synchronize(batch.stored)
 
 
 def _raise_lost(lost: Sequence[int], count: int, error: BaseException | None) -> NoReturn:

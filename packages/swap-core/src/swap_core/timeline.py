@@ -11,7 +11,7 @@ __all__ = ["BatchTimes", "StepTimes", "step_times"]
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """Seconds since the start of the update, for one batch."""
+    """Seconds since the start of the update, or since its call, for one batch."""
 
     load_start: float
     load_end: float
@@ -26,7 +26,8 @@ class StepTimes:
     """Seconds of one update. Transfers overlap with updates, so the parts exceed the total."""
 
     total: float
-    """From the first restore to the end of the last store."""
+    """From the first restore to the end of the last store, or update; if it began in the backward
+    pass, from the call of ``step()``."""
     load: float
     """The load stream copied."""
     update: float
@@ -56,9 +57,11 @@ def step_times(
     Starts are not measured: a copy starts when its stream is free and what it waits for is there.
 
     Args:
-        loaded: For each batch, seconds from the first restore to the end of its load.
+        loaded: For each batch, seconds from the first restore to the end of its load; from the call
+            of an update that began before it, and 0 for what ended before that.
         updated: The same for the end of its update.
-        stored: The same for the end of its store.
+        stored: The same for the end of its store; of a batch that is kept on the device, for that
+            of its update.
         ring: A load waits for the store of the batch this many before it.
         update_after_store: Whether an update also waits for the store of the batch before
             (the per-tensor pipeline, in which a load also waits for the update two before).
@@ -75,16 +78,26 @@ def step_times(
         update_start = max(loaded[i], updated[i - 1] if i else 0.0, gate)
         store_start = max(updated[i], stored[i - 1] if i else 0.0)
         batches.append(
-            BatchTimes(load_start, loaded[i], update_start, updated[i], store_start, stored[i])
+            BatchTimes(
+                # What ended before the time 0 took no time since, and a kept batch is not stored.
+                min(load_start, loaded[i]),
+                loaded[i],
+                min(update_start, updated[i]),
+                updated[i],
+                min(store_start, stored[i]),
+                stored[i],
+            )
         )
     update = sum(batch.update_end - batch.update_start for batch in batches)
-    total = stored[-1] if stored else 0.0
+    computed = max([meanwhile, *updated[-1:]])
+    total = max([computed, *stored])
     return StepTimes(
         total=total,
         load=sum(batch.load_end - batch.load_start for batch in batches),
         update=update,
         meanwhile=meanwhile,
         store=sum(batch.store_end - batch.store_start for batch in batches),
-        wait=(updated[-1] if tail_left and updated else total) - update - meanwhile,
+        # At least 0: a sum of differences may exceed the difference of its ends by a rounding.
+        wait=max(0.0, (computed if tail_left else total) - update - meanwhile),
         batches=tuple(batches),
     )

@@ -4,13 +4,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TraceLane", "TraceSpan", "check_trace_file", "read_trace", "write_trace"]
+__all__ = [
+    "TraceLane",
+    "TraceSpan",
+    "check_trace_file",
+    "read_trace",
+    "whole_or_none",
+    "write_trace",
+]
 
 _MICRO = 1e6
 
@@ -70,6 +78,17 @@ def check_trace_file(file: str | Path) -> Path:
         )
     path.write_text("")
     return path
+
+
+@contextmanager
+def whole_or_none(file: Path) -> Iterator[None]:
+    """Write a file inside ``with``; if something raises there, no part of the file is left."""
+    try:
+        yield
+    except BaseException:
+        if file.is_file():  # not a pipe, or /dev/stdout
+            file.unlink()
+        raise
 
 
 def write_trace(file: Path, spans: Iterable[TraceSpan], about: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar, final
@@ -15,7 +16,7 @@ from swap_core.batch import Batch
 from swap_core.decorator import DeviceDecorator
 from swap_core.device import SwapDevice
 from swap_core.pipeline import Pipeline
-from swap_core.trace import TraceLane, TraceSpan, check_trace_file, write_trace
+from swap_core.trace import TraceLane, TraceSpan, check_trace_file, whole_or_none, write_trace
 
 __all__ = ["Tracer", "TracingDevice"]
 
@@ -59,7 +60,7 @@ class TracingDevice(
         super().__init__(inner)
         self.name = name
         self.update = 0
-        """The update that runs, from 1; 0 outside."""
+        """The update that began and is not done, from 1; 0 outside."""
         self._batches: dict[int, tuple[int | None, int]] = {}
         self._labels: dict[int, str] = {}
         self._kept: list[object] = []
@@ -78,13 +79,17 @@ class TracingDevice(
             meanwhile_done: The event of their pipeline.
         """
         self._kept += [*batches, meanwhile_done]  # names are by identity
+        self._labels[id(meanwhile_done)] = "update of states that stay"
+        self.name_events(batches)
+
+    def name_events(self, batches: _Batches) -> None:
+        """Tell of batches that were introduced which events they record from now on."""
         for batch in batches:
             self._batches[id(batch.transfers)] = batch.index, batch.nbytes
             self._batches[id(batch.updated)] = batch.index, batch.nbytes
             self._labels[id(batch.loaded)] = f"load[{batch.index}]"
             self._labels[id(batch.updated)] = f"update[{batch.index}]"
             self._labels[id(batch.stored)] = f"store[{batch.index}]"
-        self._labels[id(meanwhile_done)] = "update of states that stay"
 
     def spans(self, origin: float) -> Iterator[TraceSpan]:
         """Everything seen so far. Blocks the host until it has happened.
@@ -92,8 +97,10 @@ class TracingDevice(
         Args:
             origin: When the trace began, by the host's clock.
         """
-        for stream in (self.load_stream, self.compute_stream(), self.store_stream):
-            self.inner.synchronize(self._mark(stream))
+        for seen in self._seen:
+            # Streams that were the compute stream then need not be it now.
+            self.inner.synchronize(seen.start)
+            self.inner.synchronize(seen.end)
         for seen in self._seen:
             start, end = (self._seconds(event) - origin for event in (seen.start, seen.end))
             yield TraceSpan(
@@ -224,6 +231,8 @@ class Tracer:
         self._pipelines: dict[int, tuple[Pipeline[Any, Any, Any, Any], _Device]] = {}
         self._updates = 0
         self._current = 0
+        self._early = False
+        """Whether the update that is counted last is still to be called."""
         self._update_began = self._origin
 
     def attach(self, pipeline: Pipeline[Any, Any, Any, Any], batches: _Batches, name: str) -> None:
@@ -242,11 +251,22 @@ class Tracer:
         device.introduce(batches, pipeline.meanwhile_done)
         self._pipelines[id(pipeline)] = pipeline, inner
         pipeline.device = device
+        pipeline.on_begin = partial(self._begin_early, device, batches)
+
+    @contextmanager
+    def update(self) -> Iterator[None]:
+        """What is seen inside ``with`` belongs to one update, also if it raises."""
+        self.begin_update()
+        try:
+            yield
+        finally:
+            self.end_update()
 
     def begin_update(self) -> None:
-        """What is seen from now on belongs to the next update."""
-        self._updates += 1
-        self._set_update(self._updates)
+        """What is seen from now on belongs to the next update, or to one that began early."""
+        if not self._early:
+            self._count_update()
+        self._early = False
         self._update_began = perf_counter()
 
     def end_update(self) -> None:
@@ -255,14 +275,32 @@ class Tracer:
             device.note_on_host("step", self._update_began, perf_counter())
         self._set_update(0)
 
+    def _begin_early(self, device: TracingDevice[Any, Any, Any, Any], batches: _Batches) -> None:
+        """A pipeline begins before the update is called; that of another device may have, too."""
+        device.name_events(batches)
+        if not self._current:
+            self._count_update()
+            self._early = True
+
+    def _count_update(self) -> None:
+        self._updates += 1
+        self._set_update(self._updates)
+
     def _set_update(self, number: int) -> None:
         self._current = number
         for device in self._devices.values():
             device.update = number
 
     def finish(self) -> None:
-        """Detach from all pipelines, wait for what is seen, and write the file."""
+        """Detach from all pipelines, wait for what is seen, and write the file.
+
+        Raises:
+            Exception: what the device or the file raised; then there is no file.
+        """
         for pipeline, inner in self._pipelines.values():
-            pipeline.device = inner
-        spans = [span for device in self._devices.values() for span in device.spans(self._origin)]
-        write_trace(self._file, spans, {"swap-core": __version__, "updates": self._updates})
+            pipeline.device, pipeline.on_begin = inner, None
+        about = {"swap-core": __version__, "updates": self._updates}
+        with whole_or_none(self._file):
+            devices = self._devices.values()
+            spans = [span for device in devices for span in device.spans(self._origin)]
+            write_trace(self._file, spans, about)

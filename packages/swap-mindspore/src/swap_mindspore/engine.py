@@ -100,8 +100,8 @@ class SwapEngine:
                 "last longer."
             )
         self._tracer = tracer = Tracer(file)
-        self._attach()
         try:
+            self._attach()
             yield
         finally:
             self._tracer = None

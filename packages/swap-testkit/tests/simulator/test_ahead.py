@@ -6,12 +6,15 @@ The gradients come from real backward passes, which run on a thread of their own
 
 from __future__ import annotations
 
+from dataclasses import fields
+from time import perf_counter, sleep
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from swap_core import StepTimes
 from swap_testkit.torch import assert_same_bits, simulator
 from swap_testkit.torch.simulator import Schedule
 from swap_torch import SwapOptimizerConfig, swap_optimizer
@@ -114,3 +117,63 @@ def test_a_step_on_another_stream_gives_up_what_was_loaded_ahead(schedule: Sched
         main.wait_stream(side)
     assert_same_bits(other, swapped)
     assert native is not other
+
+
+# The times of an update.
+
+
+def check_times(times: StepTimes | None) -> None:
+    """None is negative, and none is longer than all."""
+    assert times is not None
+    parts = [getattr(times, field.name) for field in fields(times) if field.name != "batches"]
+    assert all(0 <= part <= times.total + 1e-9 for part in parts)  # sums are rounded
+    assert len(times.batches) > 1
+    for batch in times.batches:
+        assert 0 <= batch.load_start <= batch.load_end <= times.total
+        assert 0 <= batch.update_start <= batch.update_end <= times.total
+        assert 0 <= batch.store_start <= batch.store_end <= times.total
+
+
+@EACH_WAY
+def test_the_times_of_an_update_are_told_at_once_in_every_schedule(
+    way: str, schedule: Schedule
+) -> None:
+    net, swapped, _ = both(way)
+    for number in range(5, 9):
+        train(net, swapped, number)
+        check_times(swapped.swap_report().last_step)
+
+
+@EACH_WAY
+def test_times_are_those_of_the_latest_update_whatever_was_begun_or_brought_home_since(
+    way: str, schedule: Schedule
+) -> None:
+    net, swapped, _ = both(way)
+    for number in range(5, 8):
+        train(net, swapped, number)
+        times = swapped.swap_report().last_step
+        check_times(times)
+        swapped.zero_grad()
+        net(torch.ones(4, 16).to(DEVICE)).square().sum().backward()
+        assert swapped.swap_report().last_step == times
+        if not WAYS[way].get("overlap_backward"):
+            swapped.zero_grad()
+            assert swapped.swap_report().last_step == times
+        swapped.step()
+
+
+@EACH_WAY
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_pause_after_an_update_is_no_part_of_its_times(way: str, begun: bool) -> None:
+    net, swapped, _ = both(way)
+    began = perf_counter()
+    train(net, swapped, 6)
+    torch.accelerator.synchronize()
+    took = perf_counter() - began
+    sleep(2 * took)
+    if begun:
+        swapped.zero_grad()
+        net(torch.ones(4, 16).to(DEVICE)).square().sum().backward()
+    times = swapped.swap_report().last_step
+    check_times(times)
+    assert times.total <= took

@@ -102,6 +102,13 @@ class SwapEngine:
         Args:
             state: ``optimizer.state``, without waiting for it.
         """
+        if self.tracer is None:
+            self._step(state)
+        else:
+            with self.tracer.update():
+                self._step(state)
+
+    def _step(self, state: OptimizerState) -> None:
         if self._in_backward is not None:
             self._in_backward.check()
         step = self.adapter.prepare_step()
@@ -268,10 +275,10 @@ class SwapEngine:
 
         A tracer takes itself off the pipelines that it was attached to.
         """
+        self.tracer = tracer
         if tracer is None:
             self.settle()
-        self.tracer = tracer
-        if tracer is not None:
+        else:
             for plan in self._plans.values():
                 self._attach(tracer, plan)
 

@@ -200,7 +200,8 @@ class TorchSwapOptimizer(Optimizer):
     def swap_report(self) -> SwapReport:
         """Tell what swaps and what stays and why, bytes on host and device, and the last times.
 
-        Waits for the stores of the latest update.
+        Waits for the stores of the latest update; with ``overlap_backward`` also for the backward
+        pass in which it was made.
         """
         return self._swap.report(self.state)
 

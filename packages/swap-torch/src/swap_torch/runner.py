@@ -163,7 +163,7 @@ class Runner:
     def times(self, *, packed: bool) -> StepTimes | None:
         """Of the latest update, on its first device; None if there was none, or it failed.
 
-        All stores must be done.
+        All stores must be done. An update that began before ``step()`` is waited for, on the host.
         """
         if not self.latest:
             return None
@@ -172,6 +172,9 @@ class Runner:
         if passage is None:
             return None
         batches, first = passage.order, passage.order[0]
+        if passage.early:
+            # Its last store may be done before step() is called, or what that waits for.
+            lane.device.synchronize(lane.pipeline.meanwhile_done)
 
         def seconds(end: object) -> float:
             return lane.device.elapsed(first.restored, end)
@@ -183,10 +186,10 @@ class Runner:
             return max(0.0, seconds(end) - start)
 
         updated = [since(batch.updated) for batch in batches]
-        loaded = [since(batch.loaded) for batch in batches]
+        loaded = [since(batch.loaded) for batch in batches[passage.resumed :]]
         stored = [since(batch.stored) for batch in passage.stored]
         return step_times(
-            [0.0, *loaded[1:]] if passage.resumed else loaded,
+            [0.0, *loaded] if passage.resumed else loaded,
             updated,
             [*stored, updated[-1]] if passage.kept else stored,
             ring=lane.ring,

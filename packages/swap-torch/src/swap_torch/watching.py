@@ -27,16 +27,11 @@ def traced(engine: SwapEngine, file: str | Path) -> Iterator[None]:
             "longer."
         )
     tracer = Tracer(file)
-    engine.watch(tracer)
-    optimizer = engine.adapter.optimizer
-    hooks = (
-        optimizer.register_step_pre_hook(lambda *_: tracer.begin_update()),
-        optimizer.register_step_post_hook(lambda *_: tracer.end_update()),
-    )
     try:
+        engine.watch(tracer)
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
-        engine.watch(None)
-        tracer.finish()
+        try:
+            engine.watch(None)
+        finally:
+            tracer.finish()
