@@ -6,6 +6,7 @@ The gradients come from real backward passes, which run on a thread of their own
 
 from __future__ import annotations
 
+import logging
 from dataclasses import fields
 from time import perf_counter, sleep
 from typing import Any
@@ -117,6 +118,48 @@ def test_a_step_on_another_stream_gives_up_what_was_loaded_ahead(schedule: Sched
         main.wait_stream(side)
     assert_same_bits(other, swapped)
     assert native is not other
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way not in ("plain", "zigzag")])
+def test_without_memory_in_the_backward_pass_all_is_done_in_the_step(
+    way: str, schedule: Schedule, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When activations are still there; the backward pass itself does not fail."""
+    net, swapped, native = both(way)
+    twin = network()
+    twin.load_state_dict(net.state_dict())
+    alike = torch.optim.AdamW(twin.parameters(), lr=0.1)
+    alike.load_state_dict(native.state_dict())
+    kind = type(swapped._swap._runner.latest[0].device)
+    restore, refused = kind.restore, []
+
+    def full(device: Any, memory: Any) -> None:
+        if stepping:
+            restore(device, memory)
+            return
+        refused.append(memory)
+        raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr(kind, "restore", full)
+    for number in range(5, 8):
+        generator = torch.Generator().manual_seed(number)
+        x = torch.randn(4, 16, generator=generator).to(DEVICE)
+        for model, optimizer in ((twin, alike), (net, swapped)):
+            optimizer.zero_grad()
+            stepping = False
+            with caplog.at_level(logging.INFO, "swap_torch"):
+                model(x).square().sum().backward()
+            stepping = True
+            optimizer.step()
+        assert_same_bits(alike, swapped)
+        # Once in each backward pass, not for each gradient.
+        assert len(refused) == number - 4
+    assert caplog.text.count("no room for an update to begin before step()") == 3
+    monkeypatch.undo()
+    for number in range(8, 10):
+        train(twin, alike, number)
+        train(net, swapped, number)
+    assert_same_bits(alike, swapped)
 
 
 # The times of an update.

@@ -56,6 +56,8 @@ class BackwardUpdates:
         """Lane and batch of each parameter whose states swap."""
         self._missing: dict[tuple[int, int], int] = {}
         """How many gradients each batch still waits for, by lane and batch."""
+        self._no_room = False
+        """Whether the update could not begin for lack of device memory."""
         self._begun: TorchStep | None = None
         self._hyper: list[dict[str, Any]] = []
         """Options of each group when the update began."""
@@ -111,14 +113,16 @@ class BackwardUpdates:
 
     def _begin(self) -> bool:
         plan, latest, may_begin = self._plan, self._latest, self._may_begin()
-        if plan is None or latest is None or may_begin is None or self._updated:
+        if plan is None or latest is None or may_begin is None or self._updated or self._no_room:
             return False
         groups = self._adapter.optimizer.param_groups
         step = self._adapter.prepare_step()
         step.masks, step.grads = latest.masks, [torch.empty(0)] * len(plan.active)
         if step.options != latest.options or not may_begin(plan, step):
             return False
-        self._runner.begin(plan, backwards=True)
+        if not self._runner.begin(plan, backwards=True):
+            self._no_room = True
+            return False
         self._begun = step
         self._hyper = [_options(group) for group in groups]
         self._missing = {
@@ -237,6 +241,7 @@ class BackwardUpdates:
 
     def _forget(self) -> None:
         self._gradients.forget()
+        self._no_room = False
         self._begun = None
         self._updated = set()
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
@@ -17,6 +18,8 @@ from swap_torch.plan import Lane, Plan, TorchBatch
 from swap_torch.profiling import in_ranges, profiler_runs, update_in_range
 
 __all__ = ["Runner"]
+
+_log = logging.getLogger("swap_torch")
 
 
 @final
@@ -51,13 +54,26 @@ class Runner:
         """The plan whose update began, or that has a batch on a device."""
         return self._open
 
-    def begin(self, plan: Plan, *, backwards: bool = False) -> None:
+    def begin(self, plan: Plan, *, backwards: bool = False) -> bool:
         """Queue the first loads of an update before ``step()``.
 
         Args:
             plan: Used by a later :meth:`run`, unless the states were changed until then.
             backwards: Last batch first.
+
+        Returns:
+            Whether there was device memory for it. If not, nothing began: in ``step()``, when
+            activations are gone, there may be.
         """
+        try:
+            self._begin(plan, backwards)
+        except torch.OutOfMemoryError as error:
+            self.bring_home()
+            _log.info("no room for an update to begin before step(): %s", error)
+            return False
+        return True
+
+    def _begin(self, plan: Plan, backwards: bool) -> None:
         self._make_way(plan)
         self._open, self._aside = plan, backwards
         for lane in plan.lanes:
