@@ -24,14 +24,10 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import platform
 import random
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import date
 from functools import cache, partial
 from itertools import starmap
 from pathlib import Path
@@ -42,8 +38,8 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from bench_common import console, machine
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -368,15 +364,6 @@ def table(workload: str, results: Sequence[Result]) -> Table:
     return drawn
 
 
-def machine() -> dict[str, Any]:
-    info = Path("/proc/cpuinfo")
-    models = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
-    cpu = models[0] if models else platform.processor()
-    here = {"platform": platform.platform(), "cpu": cpu, "cores": os.cpu_count()}
-    here |= {"python": platform.python_version(), "torch": torch.__version__}
-    return {**here, "threads": torch.get_num_threads(), "date": date.today().isoformat()}
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure the host-side cost of a swapped step.")
     parser.add_argument("--repeats", type=int, default=20, help="measured steps of each contender")
@@ -391,20 +378,20 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
-    console, here = Console(width=None if sys.stdout.isatty() else 140), machine()
-    console.print(", ".join(f"{key} {value}" for key, value in here.items()))
+    terminal, here = console(), machine() | {"threads": torch.get_num_threads()}
+    terminal.print(", ".join(f"{key} {value}" for key, value in here.items()))
     results: list[Result] = []
     for workload in WORKLOADS:
         names = [n for n in IMPLEMENTATIONS if all(w in f"{workload} {n}" for w in args.only)]
         rows = [row for name in names for row in measure_row(workload, name, args.repeats)]
         if rows:
-            console.print(table(workload, rows))
+            terminal.print(table(workload, rows))
         results += rows
     if args.json:
         content = {"machine": here, "repeats": args.repeats, "results": list(map(asdict, results))}
         args.json.write_text(json.dumps(content, indent=2) + "\n")
     missed = list(failures(results)) if results else [f"no row has all of {args.only}"]
-    console.print("\n".join(missed))
+    terminal.print("\n".join(missed))
     sys.exit(1 if args.check and missed else 0)
 
 
