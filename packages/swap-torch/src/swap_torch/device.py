@@ -184,7 +184,7 @@ class AcceleratorDevice:
     def allocate_host(self, nbytes: int) -> torch.Tensor:
         """Allocate pinned memory, or pageable memory and one warning where pinning fails."""
         try:
-            block = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+            block = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError as error:
             if self.pinned:
                 warnings.warn(
@@ -196,7 +196,7 @@ class AcceleratorDevice:
                     stacklevel=2,
                 )
             self.pinned = False
-            block = torch.empty(nbytes, dtype=torch.uint8)
+            block = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         return block.zero_()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 
@@ -36,6 +37,18 @@ from swap_torch.snapshot import Snapshots
 from swap_torch.states import StateTable
 
 __all__ = ["SwapEngine"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _outside_of_autograd(function: _Function) -> _Function:
+    """Record no gradients, and make ordinary tensors also in inference mode.
+
+    Rollouts run in it, and what is made there cannot be updated in place outside.
+    """
+    outside: _Function = torch.inference_mode(False)(torch.no_grad()(function))
+    return outside
+
 
 _PLANS_KEPT = 8
 """Sets of active parameters that come back, such as the experts of a mixture, keep their plans."""
@@ -95,7 +108,7 @@ class SwapEngine:
         """Whether states move through arenas."""
         return self._planner.packed
 
-    @torch.no_grad()
+    @_outside_of_autograd
     def step(self, state: OptimizerState) -> None:
         """Update every parameter that has a gradient. Does not block the host.
 
@@ -206,7 +219,7 @@ class SwapEngine:
         self.settle()
         self._looked_at = True
 
-    @torch.no_grad()
+    @_outside_of_autograd
     def adopt(self, state: OptimizerState) -> None:
         """Move states that exist and swap, but are not in their host memory, there.
 
@@ -216,7 +229,7 @@ class SwapEngine:
         self._table.adopt(state)
         self._phases.park(state)
 
-    @torch.no_grad()
+    @_outside_of_autograd
     def snapshot(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Make of a native state dict one that later updates do not change.
 
@@ -225,7 +238,7 @@ class SwapEngine:
         """
         return self._snapshots.take(state_dict)
 
-    @torch.no_grad()
+    @_outside_of_autograd
     def load(self, entries: LoadedEntries, present: list[OptimizerState]) -> OptimizerState:
         """Make a new ``optimizer.state``; see :meth:`Loader.load`."""
         if self._in_backward is not None:
@@ -238,10 +251,11 @@ class SwapEngine:
         """Where states are between updates."""
         return self._phases.phase
 
-    @torch.no_grad()
+    @_outside_of_autograd
     def enter(self, phase: Phase, state: OptimizerState) -> None:
         """Bring all states to where they are in ``phase``; see :meth:`Phases.enter`."""
         self._forget_plans()
+        self._table.notice_moves(state)
         self._phases.enter(phase, state)
 
     def host_memory(self) -> HostMemory:

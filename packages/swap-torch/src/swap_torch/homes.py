@@ -103,12 +103,22 @@ class HomeTable:
         """
         if only:
             self._by_param.clear()
+        self._part_with_moved(homes)
         for (param, key), home in homes.items():
             self._by_param.setdefault(param, {})[key] = home
         self._orphans.clear()
         if homes or only or self._emptied:
             self._free_segments()
             self._emptied = False
+
+    def _part_with_moved(self, homes: Homes) -> None:
+        """Let no parameter keep a home that another one lives in now."""
+        owners = {id(home): name for name, home in homes.items()}
+        for param, states in self._by_param.items():
+            for key, home in list(states.items()):
+                owner, as_key = owners.get(id(home), (param, key))
+                if owner is not param or as_key != key:
+                    del states[key]
 
     def move_out(self, param: torch.Tensor, key: str) -> None:
         """Forget a home; its memory is free after the next :meth:`settle`."""

@@ -117,7 +117,7 @@ class BackwardUpdates:
             return False
         groups = self._adapter.optimizer.param_groups
         step = self._adapter.prepare_step()
-        step.masks, step.grads = latest.masks, [torch.empty(0)] * len(plan.active)
+        step.masks, step.grads = latest.masks, [torch.empty(0, device="cpu")] * len(plan.active)
         if step.options != latest.options or not may_begin(plan, step):
             return False
         if not self._runner.begin(plan, backwards=True):

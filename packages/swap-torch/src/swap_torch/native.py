@@ -142,7 +142,9 @@ class TorchAdagradAdapter(TorchNativePartAdapter):
         self, step: PartStep, index: int, params: Sequence[torch.Tensor]
     ) -> Sequence[Filler]:
         """With a sparse gradient, if the group has one."""
-        return fillers_for(params, step.odd.get(index, {}), {"sum": False}, torch.tensor(0.0))
+        return fillers_for(
+            params, step.odd.get(index, {}), {"sum": False}, torch.tensor(0.0, device="cpu")
+        )
 
 
 @final

@@ -55,7 +55,7 @@ class Snapshots:
         for entry in filter(_is_dict, entries.values()):
             for key, value in entry.items():
                 home = homes.get(id(value))
-                if home is not None:
+                if home is not None and home.is_here(value):
                     entry[key] = home.snapshot(value)
                 elif isinstance(value, torch.Tensor):
                     others.append((entry, key, value))

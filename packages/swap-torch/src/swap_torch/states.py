@@ -70,6 +70,7 @@ class StateTable:
                 self._adapter.check_newborn(unit.param, group)
         candidates = list(self._candidates(units, state))
         homes = self._homes(candidates)
+        self._bring_what_stays(units, candidates, state)
         for candidate in candidates:
             home = homes[candidate.name]
             if candidate.exists and candidate.like is not home.shown:
@@ -157,6 +158,26 @@ class StateTable:
                 elif known is not None:
                     self.homes.move_out(unit.param, key)
 
+    def _bring_what_stays(
+        self, units: list[TorchUnit], candidates: Iterable[Candidate], state: OptimizerState
+    ) -> None:
+        """States that stay, and were made of what ``optimizer.state`` showed, go to the device.
+
+        Such as those of a parameter that was replaced by a smaller one.
+        """
+        swapping = {candidate.name for candidate in candidates}
+        moved = [
+            (unit.param, key, wrap_like(current, local_of(current).to(device), state_exists=True))
+            for unit in units
+            if (device := local_of(unit.param).device).type not in ("cpu", "meta")
+            for key, current in self.selection.states_of(unit, state)
+            if current is not None and local_of(current).device.type == "cpu"
+            if (unit.param, key) not in swapping
+            if (known := self.swapped(unit.param).get(key)) is None or current is not known.shown
+        ]
+        for param, key, value in moved:
+            state[param][key] = value
+
     # Giving them one.
 
     def _homes(self, candidates: list[Candidate]) -> Homes:
@@ -165,9 +186,10 @@ class StateTable:
         homes: Homes = {}
         lacking: list[Candidate] = []
         for candidate in candidates:
-            # A state that is shown already, of another parameter or key: values move with it.
+            # A state that is shown already, of another parameter or key: values move with it,
+            # unless a state dict looks at them, which must not see updates.
             home = by_shown.get(id(candidate.like)) if candidate.exists else None
-            if home is None:
+            if home is None or home.has_snapshot:
                 home = self._reusable(self.homes.of(candidate.unit.param).get(candidate.key))
             if home is not None and home.fits(candidate.form, candidate.device):
                 homes[candidate.name] = home
