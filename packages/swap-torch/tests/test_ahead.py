@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -450,10 +451,69 @@ def test_a_skipped_step_updates_what_the_backward_pass_left_only_when_it_is_made
         plain(net, optimizer, number)
     optimizer.zero_grad()
     backward(net, 3)
-    optimizer.zero_grad()
+    with pytest.warns(RuntimeWarning, match=r"16 parameters were updated in .* is now skipped"):
+        optimizer.zero_grad()
     backward(net, 4)
     optimizer.step()
     assert {entry["step"].item() for entry in optimizer.state.values()} == {5.0}
+
+
+@OVERLAPS
+def test_a_skipped_step_is_told_once_and_where_the_gradients_are_dropped(trusted: Any) -> None:
+    net, optimizer = make({"overlap_backward": trusted})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for number in range(6):
+            plain(net, optimizer, number)
+        assert caught == []
+        for number in range(2):
+            backward(net, number)
+            optimizer.zero_grad()
+            optimizer.zero_grad()
+            plain(net, optimizer, number)
+    assert [(each.category, each.filename) for each in caught] == [(RuntimeWarning, __file__)]
+
+
+def test_a_step_with_other_gradients_than_expected_is_not_told_as_skipped() -> None:
+    def skipping(net: Any, optimizer: torch.optim.Optimizer, number: int) -> None:
+        net.skipped = 2 if number == 4 else None
+        plain(net, optimizer, number)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        both({"overlap_backward": True}, 6, skipping)
+
+
+@OVERLAPS
+def test_a_group_is_not_added_between_updates_and_step(trusted: Any) -> None:
+    net, optimizer = make({"overlap_backward": trusted})
+    for number in range(3):
+        plain(net, optimizer, number)
+    optimizer.zero_grad()
+    backward(net, 3)
+    group = {"params": [nn.Parameter(torch.ones(9))]}
+    with pytest.raises(RuntimeError, match=r"add_param_group between .* 16 parameters"):
+        optimizer.add_param_group(dict(group))
+    assert len(optimizer.param_groups) == 1
+    optimizer.step()
+    optimizer.add_param_group(group)
+
+
+@OVERLAPS
+def test_a_group_is_added_where_nothing_is_updated_yet(trusted: Any) -> None:
+    """The first batch waits for a gradient that does not come."""
+
+    def adding(net: Any, optimizer: torch.optim.Optimizer, number: int) -> None:
+        net.skipped = 7 if number == 3 else None
+        optimizer.zero_grad()
+        backward(net, number)
+        if number == 3:
+            extra = nn.Parameter(torch.ones(9))
+            extra.grad = torch.ones(9)
+            optimizer.add_param_group({"params": [extra]})
+        optimizer.step()
+
+    both({"overlap_backward": trusted}, 6, adding)
 
 
 @EACH_WAY

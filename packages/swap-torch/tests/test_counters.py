@@ -114,6 +114,44 @@ def test_a_counter_that_two_parameters_share_advances_twice_as_natively(
     assert [counter.item() for counter in counters(pair.swapped)] == [5.0, 5.0, 3.0, 3.0]
 
 
+@pytest.mark.parametrize(
+    "options", [FUSED, {}, {"foreach": False}], ids=["fused", "foreach", "for-loop"]
+)
+@pytest.mark.parametrize("loaded", [False, True], ids=["put in place", "loaded"])
+@pytest.mark.parametrize("whose", [slice(None), slice(1, 3)], ids=["all", "some"])
+def test_integers_count_on_or_are_refused_as_natively(
+    twins: Callable[..., Any],
+    train: Callable[..., None],
+    foreach_on_cpu: None,
+    options: dict[str, Any],
+    loaded: bool,
+    whose: slice,
+) -> None:
+    pair = twins(SHAPES, config=SwapOptimizerConfig(swap_times=1, min_numel=0), **options)
+    train(pair, 1)
+    for optimizer in (pair.native, pair.swapped):
+        saved = optimizer.state_dict()
+        entries = saved["state"].values() if loaded else optimizer.state.values()
+        for entry in list(entries)[whose]:
+            entry["step"] = torch.tensor(1000)
+        if loaded:
+            optimizer.load_state_dict(saved)
+    pair.give_gradients()
+    told = []
+    for optimizer in (pair.native, pair.swapped):
+        try:
+            optimizer.step()
+            told.append("")
+        except RuntimeError as error:
+            told.append(str(error))
+    pair.check()
+    assert told[0] == told[1]
+    dtypes = [[each.dtype for each in counters(one)] for one in (pair.native, pair.swapped)]
+    assert dtypes[0] == dtypes[1]
+    if not told[0]:
+        train(pair, 2)
+
+
 def test_rows_go_with_their_last_counter() -> None:
     table = CounterTable()
     entries = [[{"step": torch.tensor(float(i))} for i in range(n)] for n in (3, 4)]

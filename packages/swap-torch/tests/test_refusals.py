@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import types
 import warnings
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from torch.optim import Adam, AdamW
 
 from swap_testkit.torch import CpuAsDevice
 from swap_torch import SwapOptimizerConfig as Config
-from swap_torch import is_swap_optimizer, swap_optimizer
+from swap_torch import engine, is_swap_optimizer, swap_optimizer
 
 
 def parameter(numel: int = 2048, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:
@@ -140,6 +141,36 @@ def test_one_warning_when_nothing_can_swap(param: Any, device: Any, reason: str)
     assert [(w.category, w.filename) for w in caught] == [(UserWarning, __file__)]
     for word in ("torch.optim.AdamW", "none of the 2 states", reason, "works as before"):
         assert word in str(caught[0].message)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("what", ["nothing swaps", "too little host memory", "not pinned"])
+def test_a_warning_that_is_an_error_leaves_the_optimizer_as_it_was(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    param, device = parameter(), CpuAsDevice()
+    unborn = torch.nn.Parameter(torch.ones(2048))
+    optimizer = AdamW([param, unborn], fused=True)
+    optimizer.step()
+    config = Config()
+    if what == "nothing swaps":
+        config = Config(min_numel=1 << 20)
+    elif what == "too little host memory":
+        monkeypatch.setattr(engine, "available_host_memory", lambda: 0)
+    else:
+        told = functools.partial(warnings.warn, "not pinned", stacklevel=2)
+        monkeypatch.setattr(device, "allocate_host", lambda nbytes: told())
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0)
+    entry = optimizer.state[param]
+    states = dict(entry)
+    refused(lambda: swap_optimizer(optimizer, config, device=device), Warning, (), optimizer)
+    assert optimizer.state[param] is entry
+    assert entry.keys() == states.keys()
+    assert all(entry[key] is state for key, state in states.items())
+    assert not is_swap_optimizer(optimizer)
+    optimizer.step()
+    scheduler.step()
+    assert entry["step"].item() == 2.0
 
 
 @pytest.mark.filterwarnings("error")

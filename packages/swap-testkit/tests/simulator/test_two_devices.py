@@ -11,6 +11,7 @@ import torch
 
 from swap_testkit.torch import assert_same_bits, simulator
 from swap_torch import SwapOptimizerConfig, swap_optimizer
+from swap_torch.adam import TorchNativeAdamWAdapter
 from swap_torch.runner import Runner
 
 DEVICE = "simnpu"
@@ -50,6 +51,26 @@ def test_updates_in_the_backward_pass_begin_once(monkeypatch: pytest.MonkeyPatch
         train(optimizer, 6)
     assert_same_bits(native, swapped)
     assert simulator.races() == []
+
+
+def test_states_are_there_after_a_first_update_that_fails_on_one_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*args: Any) -> None:
+        raise torch.OutOfMemoryError("planted")
+
+    native, swapped = make(), make(swap_times=2, min_numel=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchNativeAdamWAdapter, "step_batch", fail)
+        with pytest.raises(torch.OutOfMemoryError, match="planted"):
+            train(swapped, 1)
+    for entry in swapped.state.values():
+        assert not entry["exp_avg"].any()
+    assert swapped.swap_report().states  # type: ignore[attr-defined]
+    assert len(swapped.state_dict()["state"]) == 8
+    for optimizer in (native, swapped):
+        train(optimizer, 2)
+    assert_same_bits(native, swapped)
 
 
 def test_auto_lets_stay_what_fits_on_each_device() -> None:

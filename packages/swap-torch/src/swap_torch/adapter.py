@@ -83,7 +83,7 @@ class UpdateCall:
     """For each key (counters too) the states of ``params``, in order."""
     kernel: Kernel
     uniform: bool
-    """Whether all of ``params`` have one device and one dtype."""
+    """Whether all of ``params`` have one device and one dtype, and all counters are floats."""
     counters: torch.Tensor | None
     """One 1-D tensor over the counters of ``params``, if they lie side by side on the CPU."""
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from torch.optim import Optimizer
@@ -53,7 +55,7 @@ def swap_optimizer(
         ValueError: the optimizer, one of its options, or the config is not supported, or the
             optimizer swaps already. Nothing was changed.
 
-    Warns:
+    Warns (nothing was changed if a filter makes an error of it):
         UserWarning: no state can swap (for example, all parameters are on the CPU).
         RuntimeWarning: host memory could not be pinned.
         swap_core.HostMemoryWarning: the host has less memory than all states will need. What is
@@ -75,16 +77,31 @@ def swap_optimizer(
         )
     _refuse_replaced_step(optimizer)
     engine = make_engine(optimizer, config or SwapOptimizerConfig(), device, _checked(adapter))
-    engine.adopt(optimizer.state)
+    with _states_kept_on_error(optimizer):
+        engine.adopt(optimizer.state)
+        # Before it is of another class: a filter may make an error of a warning.
+        warn_if_nothing_swaps(engine)
+        announce_host_memory(engine)
     turn_into_swap_optimizer(optimizer, engine)
-    warn_if_nothing_swaps(engine)
-    announce_host_memory(engine)
     return optimizer
 
 
 def is_swap_optimizer(obj: object) -> bool:
     """Tell whether ``obj`` is an optimizer whose states swap."""
     return isinstance(obj, TorchSwapOptimizer)
+
+
+@contextmanager
+def _states_kept_on_error(optimizer: Optimizer) -> Iterator[None]:
+    """Put states that were moved back if anything is raised."""
+    before = [(entry, dict(entry)) for entry in optimizer.state.values()]
+    try:
+        yield
+    except BaseException:
+        for entry, states in before:
+            entry.clear()
+            entry.update(states)
+        raise
 
 
 def _checked(adapter: object) -> type[TorchSwapAdapter] | None:

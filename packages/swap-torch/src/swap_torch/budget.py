@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import final
 
 import torch
+from torch.nn.parameter import is_lazy
 
 __all__ = ["Budget", "first_that_fit"]
 
@@ -63,9 +64,14 @@ class Budget:
         """Decide on parameters that are new.
 
         Args:
-            sizes: Bytes of the states that could swap, for each, in order.
+            sizes: Bytes of the states that could swap, for each, in order. Those of lazy modules
+                have none yet, and are decided on later.
         """
-        new = {param: nbytes for param, nbytes in sizes.items() if param not in self._sizes}
+        new = {
+            param: nbytes
+            for param, nbytes in sizes.items()
+            if param not in self._sizes and not is_lazy(param)
+        }
         self._sizes.update(new)
         self._resident |= first_that_fit(new, self._allowed() - self.resident_bytes)
 

@@ -105,8 +105,6 @@ class AcceleratorDevice:
         self.store_stream = torch.Stream(device=torch_device)
         self.update_stream = torch.Stream(device=torch_device)
         self.pinned = True
-        self._probe = torch.empty(0, dtype=torch.uint8, device=torch_device)
-        self._nothing = self._probe.untyped_storage()
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copied or unpickled optimizer is on the one device object of its process."""
@@ -156,11 +154,12 @@ class AcceleratorDevice:
 
     def release_behind(self, memory: DeviceMemory, stream: torch.Stream) -> None:
         """Resize the storages to 0; the caching allocator keeps the blocks for ``stream``."""
+        # record_stream is a tensor's; of this call alone, since threads share the device.
+        probe = torch.empty(0, dtype=torch.uint8, device=self.torch_device)
         for storage in memory.storages:
             if storage.nbytes() > 0:
-                self._probe.set_(storage)  # record_stream is a tensor's
-                self._probe.record_stream(stream)
-                self._probe.set_(self._nothing)
+                probe.set_(storage)
+                probe.record_stream(stream)
                 storage.resize_(0)
 
     def copy_in(self, stream: torch.Stream, transfers: Sequence[Transfer]) -> None:

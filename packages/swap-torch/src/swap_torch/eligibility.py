@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from swap_core import StayReason, SwapOptimizerConfig
 from swap_torch.device import AnyTorchDevice, accelerator_device
@@ -58,7 +59,7 @@ class Eligibility:
             return StayReason.NOT_PLAIN
         if not state.dtype.is_floating_point:
             return StayReason.NOT_FLOATING
-        if param.device.type == "meta":
+        if param.device.type == "meta" or is_lazy(param):
             return StayReason.NOT_MATERIALISED
         if self.device_of(param) is None:
             return StayReason.ON_CPU

@@ -138,7 +138,7 @@ class SwapEngine:
             if step.masks == whole:
                 self._expect_another(plan, step)
             elif self._in_backward is not None:
-                self._in_backward.gradients_dropped()
+                self._in_backward.give_up()
         self.adapter.finish_step(step)
         if self._auto is not None:
             self._decide(self._auto, state)
@@ -194,6 +194,11 @@ class SwapEngine:
         if self._in_backward is not None:
             self._in_backward.gradients_dropped()
         self._runner.give_up()
+
+    def group_added(self) -> None:
+        """Before another param group: refuse it, or give up what was begun without it."""
+        if self._in_backward is not None:
+            self._in_backward.group_added()
 
     def _may_begin(self, plan: Plan, step: TorchStep | None) -> bool:
         """Whether an update by ``plan`` may begin before ``step()``: nothing was changed."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from swap_core import align
@@ -29,9 +30,15 @@ __all__ = [
     "hollow",
     "is_wrapper",
     "memories_of",
+    "shaped",
     "state_nbytes",
     "with_memories",
 ]
+
+
+def shaped(param: torch.Tensor) -> torch.Tensor:
+    """``param``, to look at; one of a lazy module that has no shape yet: an empty tensor."""
+    return torch.empty(0, dtype=param.dtype, device=param.device) if is_lazy(param) else param
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:

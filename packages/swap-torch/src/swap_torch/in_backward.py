@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from threading import Lock
@@ -63,6 +64,7 @@ class BackwardUpdates:
         """Options of each group when the update began."""
         self._updated: set[torch.Tensor] = set()
         """Parameters that the update that began has updated."""
+        self._skip_told = False
 
     # The backward pass.
 
@@ -217,10 +219,36 @@ class BackwardUpdates:
         return _without(begun, self._updated)
 
     def gradients_dropped(self) -> None:
-        """Give up an update that began: its gradients are gone."""
+        """Give up an update that began: its gradients are gone, without a ``step()``."""
+        updated = len(self._updated)
+        self.give_up()
+        if updated and not self._skip_told:
+            self._skip_told = True
+            warnings.warn(
+                f"overlap_backward: {updated} parameters were updated in the backward pass of a "
+                f"step that is now skipped: its gradients are dropped before step(). They stay "
+                f"updated, and the others are not. A training that skips steps needs "
+                f"overlap_backward=False.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def give_up(self) -> None:
+        """Store what is on a device, and forget the update that began."""
         if self._begun is not None:
             self._runner.bring_home()
         self._forget()
+
+    def group_added(self) -> None:
+        """Before another param group: an update that began was not for it.
+
+        Raises:
+            RuntimeError: some parameters are updated; nothing was changed.
+        """
+        self.refuse_while_updated("add_param_group")
+        if self._begun is not None:
+            self._runner.bring_home()
+            self._begun = None
 
     def forget_plan(self) -> None:
         """Let go of the plan and the states that it holds; what is updated stays known."""

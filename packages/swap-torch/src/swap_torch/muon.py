@@ -12,6 +12,7 @@ from typing import Any, final
 
 import torch
 
+from swap_torch.forms import shaped
 from swap_torch.per_parameter import PerParameterAdapter
 
 __all__ = ["TorchMuonAdapter"]
@@ -27,7 +28,7 @@ class TorchMuonAdapter(PerParameterAdapter):
 
     def template(self, param: torch.Tensor, key: str) -> torch.Tensor:
         """The momentum is like the gradient."""
-        return param if param.grad is None else param.grad
+        return shaped(param) if param.grad is None else param.grad
 
     def check_newborn(self, param: torch.Tensor, group: Mapping[str, Any]) -> None:
         """No complex numbers, as natively."""

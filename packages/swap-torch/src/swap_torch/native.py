@@ -12,6 +12,7 @@ from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from swap_torch.adapter import Kernel
 from swap_torch.fillers import Filler, Kind, Oddity, fillers_for, kind_of
+from swap_torch.forms import shaped
 from swap_torch.per_parameter import PerParameterAdapter
 from swap_torch.stand_in import PartStep
 
@@ -110,7 +111,7 @@ class TorchSGDAdapter(TorchNativePartAdapter):
 
     def template(self, param: torch.Tensor, key: str) -> torch.Tensor:
         """The buffer is a copy of the gradient."""
-        return param if param.grad is None else param.grad
+        return shaped(param) if param.grad is None else param.grad
 
 
 @final
@@ -194,7 +195,7 @@ class TorchRpropAdapter(TorchNativePartAdapter):
 
     def template(self, param: torch.Tensor, key: str) -> torch.Tensor:
         """Step sizes are like the gradient."""
-        return param if key == "prev" or param.grad is None else param.grad
+        return shaped(param) if key == "prev" or param.grad is None else param.grad
 
 
 @final
@@ -209,11 +210,11 @@ class TorchAdafactorAdapter(TorchNativePartAdapter):
 
     def param_keys(self, param: torch.Tensor, group: Mapping[str, Any]) -> tuple[str, ...]:
         """By the number of dimensions."""
-        return ("row_var", "col_var") if param.dim() > 1 else ("variance",)
+        return ("row_var", "col_var") if shaped(param).dim() > 1 else ("variance",)
 
     def template(self, param: torch.Tensor, key: str) -> torch.Tensor:
         """All are like the gradient, but for the dimension that was averaged."""
-        like = param if param.grad is None else param.grad
+        like = shaped(param) if param.grad is None else param.grad
         if key == "variance":
             return like
         shape = list(like.shape)

@@ -51,8 +51,9 @@ class TorchSwapOptimizer(Optimizer):
 
         Tensors in it that swap are on the CPU, and are the storage between updates: values written
         into them, or other tensors put in their place, are used by the next update. A tensor taken
-        out before a later ``step()`` may be read after it once ``state`` was looked at again; with
-        ``zigzag``, a batch of them may be written only then, too.
+        out before a later ``step()`` may be read and written after it only once ``state`` was
+        looked at again: until then the last stores of that update may be under way, and with
+        ``zigzag`` a batch is still on the device.
         """
         if "_swap" in self.__dict__:
             self._swap.show()
@@ -115,10 +116,13 @@ class TorchSwapOptimizer(Optimizer):
 
         Raises:
             ValueError: an option of the group is not supported; nothing was added.
+            RuntimeError: with ``overlap_backward``, between a backward pass that has updated
+                parameters and ``step()``; nothing was added.
         """
         complete: Mapping[str, Any] = {**self.defaults, **param_group}
         index = len(self.param_groups)
         self._swap.adapter.validate_group(complete, f"the new param group {index}")
+        self._swap.group_added()
         super().add_param_group(param_group)
 
     # Checkpoints.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import final
 
 import torch
@@ -233,13 +233,18 @@ class Planner:
                     for key, tensors in shown.items()
                 },
                 kernel=kernels[index],
-                uniform=len({(param.device, param.dtype) for param in params}) == 1,
+                uniform=len({(param.device, param.dtype) for param in params}) == 1
+                and all(map(_is_float, chain.from_iterable(shown[key] for key in counters))),
                 counters=self._row(*[shown[key] for key in counters]),
             )
 
     def _row(self, *counters: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """One tensor over the counters, for optimizers with one counter per parameter."""
         return self._table.counters.row_of(counters[0]) if len(counters) == 1 else None
+
+
+def _is_float(counter: object) -> bool:
+    return isinstance(counter, torch.Tensor) and counter.is_floating_point()
 
 
 def _places(group: Sequence[TorchUnit]) -> slice:

@@ -115,9 +115,12 @@ class Runner:
         self.latest = ()
         self._open = plan
         meanwhile = staying
+        # Of all at once: if the first one fails, what is on the others is brought home too.
+        self._main.update(
+            (lane.device.torch_device, lane.device.compute_stream()) for lane in plan.lanes
+        )
         for lane in plan.lanes:
-            device, main = lane.device, lane.device.compute_stream()
-            self._main[device.torch_device] = main
+            device, main = lane.device, self._main[lane.device.torch_device]
             if self._aside:
                 self._follow(device, main)
                 with device.as_current(device.update_stream):
