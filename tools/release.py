@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Give one distribution its next version: ``nox -s release -- swap-torch 0.2.0``.
 
-Checks everything, also that what it needs to run has nothing unreleased, then writes the version,
-dates the changelog, and moves the ranges of the distributions that depend on it where they exclude
-the new version. Commit, tag and upload it yourself.
+Checks everything, then writes the version, dates the changelog, and moves the ranges of the
+distributions that depend on it where they exclude the new version. Warns if what it needs to run
+has something unreleased. Commit, tag and upload it yourself.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def release(root: Path, name: str, wanted: str, date: str) -> list[str]:
     changelog = _read_changelog(chosen)
     version = _next_version(chosen, wanted, changelog)
     _check_own_ranges(chosen, every)
-    _check_released(chosen, needed)
+    warnings = _told_of_unreleased(chosen, needed)
 
     writes = {
         chosen.about: _VERSION.sub(
@@ -114,7 +114,7 @@ def release(root: Path, name: str, wanted: str, date: str) -> list[str]:
         ),
         chosen.changelog: changelog.released(str(version), date),
     }
-    told = [f"{name} {chosen.version()} -> {version}"]
+    told = [*warnings, f"{name} {chosen.version()} -> {version}"]
     for each in dependents:
         writes |= _moved(each, name, version)
         told += _told_of_moved(each, name, version)
@@ -224,18 +224,20 @@ def _check_own_ranges(chosen: Distribution, every: dict[str, Distribution]) -> N
         )
 
 
-def _check_released(chosen: Distribution, needed: Sequence[Distribution]) -> None:
-    """What it needs to run must be out as it is here: it may use what is new in it."""
+def _told_of_unreleased(chosen: Distribution, needed: Sequence[Distribution]) -> list[str]:
+    """What it needs to run should be out as it is here: it may use what is new in it."""
+    told = []
     for each in needed:
         changelog, now = _read_changelog(each), each.version()
         if changelog.entries:
             following = _minor(now) if _more_than_fixes(changelog) else _patch(now)
-            raise ReleaseError(
-                f"{chosen.name} needs {each.name} to run, and the changelog of {each.name} {now} "
-                f"has unreleased entries ({', '.join(changelog.entries)}), which {chosen.name} may "
-                "use. What a release needs must be released before it. "
-                f"Run first: nox -s release -- {each.name} {following}"
+            told.append(
+                f"WARNING: {chosen.name} needs {each.name} to run, and the changelog of "
+                f"{each.name} {now} has unreleased entries ({', '.join(changelog.entries)}), "
+                f"which {chosen.name} may use. Unless it does not: undo this (git checkout .), and "
+                f"run first: nox -s release -- {each.name} {following}"
             )
+    return told
 
 
 def _moved(each: Distribution, name: str, version: Version) -> dict[Path, str]:
