@@ -55,11 +55,12 @@ def swap_optimizer(
         ValueError: the optimizer, one of its options, or the config is not supported, or the
             optimizer swaps already. Nothing was changed.
 
-    Warns (nothing was changed if a filter makes an error of it):
+    Warns:
         UserWarning: no state can swap (for example, all parameters are on the CPU).
         RuntimeWarning: host memory could not be pinned.
         swap_core.HostMemoryWarning: the host has less memory than all states will need. What is
-            needed and free is also logged, at level INFO, by the logger ``swap_torch``.
+            needed and free is also logged, at level INFO, by the logger ``swap_torch``. If a filter
+            makes an error of one of these warnings, nothing was changed.
 
     Example:
         >>> optimizer = torch.optim.AdamW(model.parameters(), fused=True)
