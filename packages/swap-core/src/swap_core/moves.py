@@ -71,9 +71,7 @@ class Moves(Generic[StreamT, EventT, MemoryT, TransferT]):
         self.device.wait(store, batch.updated)
         self.device.copy_out(store, batch.transfers)
         self.device.record(batch.stored, store)
-        self.ledger.copies_out += len(batch.transfers)
-        self.ledger.bytes_stored += batch.nbytes
-        batch.to_storing()
+        self._stores(batch)
 
     def store_home(self, compute: StreamT, batch: Batch[EventT, MemoryT, TransferT]) -> None:
         """Queue the copies out, behind all that the compute stream was given; then :meth:`join`.
@@ -84,6 +82,10 @@ class Moves(Generic[StreamT, EventT, MemoryT, TransferT]):
         self.device.record(self._last_updates, compute)
         self.device.wait(store, self._last_updates)
         self.device.copy_out(store, batch.transfers)
+        self._stores(batch)
+
+    def _stores(self, batch: Batch[EventT, MemoryT, TransferT]) -> None:
+        """All of its copies out are queued: count them."""
         self.ledger.copies_out += len(batch.transfers)
         self.ledger.bytes_stored += batch.nbytes
         batch.to_storing()

@@ -22,7 +22,6 @@ from torch.optim.optimizer import (
 
 from swap_core import SwapOptimizerConfig, UnknownStateKeyError, UnsupportedOptionError
 from swap_torch.adapter import ActiveGroup, Group, Kernel, TorchStep, TorchSwapAdapter, UpdateCall
-from swap_torch.forms import shaped
 from swap_torch.kernels import AdamLists, AdamNumbers, AdamOptions, agrees, direct_adam
 from swap_torch.matching import steps_as
 from swap_torch.sharding import local_of
@@ -99,7 +98,7 @@ class _TorchNativeAdapter(TorchAdamBaseAdapter):
 
     def template(self, param: torch.Tensor, key: str) -> torch.Tensor:
         """States are like the parameter."""
-        return shaped(param)
+        return param
 
     def new_counters(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         """Make ``step`` as native does: on the parameter's device if fused, else on the CPU."""

@@ -160,7 +160,10 @@ class TorchSwapAdapter(OptimizerSwapAdapter[torch.Tensor, TorchStep, UpdateCall]
 
     @abstractmethod
     def template(self, param: torch.Tensor, key: str) -> torch.Tensor:
-        """The tensor whose like natively becomes the new state ``key`` of ``param``."""
+        """The tensor whose like natively becomes the new state ``key`` of ``param``.
+
+        ``param`` has a shape: an empty tensor stands in for one of a lazy module that has none.
+        """
 
     @abstractmethod
     def new_counters(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,6 @@ import torch
 from swap_core import SwapOptimizerConfig, UnsupportedOptimizerError
 from swap_torch.adam import TorchAdamBaseAdapter, hyper_parameters
 from swap_torch.adapter import Group, Kernel, UpdateCall
-from swap_torch.forms import shaped
 from swap_torch.matching import qualified_name
 from swap_torch.sharding import local_of
 
@@ -76,7 +75,7 @@ class TorchHyperAdamWAdapter(TorchAdamBaseAdapter):
         """
         grad = param.grad
         if grad is None or local_of(grad).shape != local_of(param).shape:
-            return shaped(param)
+            return param
         return grad
 
     def new_counters(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from typing import Any, final
 
 import torch
 
-from swap_torch.forms import shaped
 from swap_torch.per_parameter import PerParameterAdapter
 
 __all__ = ["TorchMuonAdapter"]
@@ -28,7 +27,7 @@ class TorchMuonAdapter(PerParameterAdapter):
 
     def template(self, param: torch.Tensor, key: str) -> torch.Tensor:
         """The momentum is like the gradient."""
-        return shaped(param) if param.grad is None else param.grad
+        return param if param.grad is None else param.grad
 
     def check_newborn(self, param: torch.Tensor, group: Mapping[str, Any]) -> None:
         """No complex numbers, as natively."""

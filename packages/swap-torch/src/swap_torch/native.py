@@ -12,7 +12,6 @@ from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from swap_torch.adapter import Kernel
 from swap_torch.fillers import Filler, Kind, Oddity, fillers_for, kind_of
-from swap_torch.forms import shaped
 from swap_torch.per_parameter import PerParameterAdapter
 from swap_torch.stand_in import PartStep
 
@@ -53,17 +52,13 @@ class TorchNativePartAdapter(PerParameterAdapter):
     def prepare_step(self) -> PartStep:
         """Also find what is odd in a group, if torch may look at all of it; see [Note: fillers]."""
         step = super().prepare_step()
+        if not self.sparse_gradients:
+            return step
         grads = iter(step.grads)
         for index, (members, mask) in enumerate(zip(step.params, step.masks, strict=True)):
             group = step.groups[index]
-            active = [
-                (p, next(grads)) for p, has_grad in zip(members, mask, strict=True) if has_grad
-            ]
-            if (
-                self.sparse_gradients
-                and group.get("foreach") is not False
-                and not group.get("fused")
-            ):
+            active = [(p, next(grads)) for p, given in zip(members, mask, strict=True) if given]
+            if group.get("foreach") is not False and not group.get("fused"):
                 step.odd[index] = self.oddities(group, active)
         return step
 
@@ -111,7 +106,7 @@ class TorchSGDAdapter(TorchNativePartAdapter):
 
     def template(self, param: torch.Tensor, key: str) -> torch.Tensor:
         """The buffer is a copy of the gradient."""
-        return shaped(param) if param.grad is None else param.grad
+        return param if param.grad is None else param.grad
 
 
 @final
@@ -195,7 +190,7 @@ class TorchRpropAdapter(TorchNativePartAdapter):
 
     def template(self, param: torch.Tensor, key: str) -> torch.Tensor:
         """Step sizes are like the gradient."""
-        return shaped(param) if key == "prev" or param.grad is None else param.grad
+        return param if key == "prev" or param.grad is None else param.grad
 
 
 @final
@@ -210,11 +205,11 @@ class TorchAdafactorAdapter(TorchNativePartAdapter):
 
     def param_keys(self, param: torch.Tensor, group: Mapping[str, Any]) -> tuple[str, ...]:
         """By the number of dimensions."""
-        return ("row_var", "col_var") if shaped(param).dim() > 1 else ("variance",)
+        return ("row_var", "col_var") if param.dim() > 1 else ("variance",)
 
     def template(self, param: torch.Tensor, key: str) -> torch.Tensor:
         """All are like the gradient, but for the dimension that was averaged."""
-        like = shaped(param) if param.grad is None else param.grad
+        like = param if param.grad is None else param.grad
         if key == "variance":
             return like
         shape = list(like.shape)

@@ -21,7 +21,6 @@ from swap_core import (
 )
 from swap_torch.adapter import Group, Kernel, TorchStep, TorchSwapAdapter, UpdateCall
 from swap_torch.fillers import Filler
-from swap_torch.forms import shaped
 from swap_torch.matching import steps_as
 from swap_torch.parts import Member, PartCall
 from swap_torch.stand_in import PartStep, remember, step_part
@@ -73,10 +72,9 @@ class PerParameterAdapter(TorchSwapAdapter):
     def template(self, param: torch.Tensor, key: str) -> torch.Tensor:
         """A tensor with the dtype, shape and strides that a new state ``key`` will have.
 
-        Only looked at; may be on the meta device. Default: ``param``, or an empty tensor while it
-        is one of a lazy module that has no shape yet.
+        Only looked at; may be on the meta device. Default: ``param``.
         """
-        return shaped(param)
+        return param
 
     def same_for_all(self, group: Mapping[str, Any], kernel: Kernel) -> Mapping[str, Any]:
         """Options that every part of a group is updated with, in place of the group's own."""

@@ -13,6 +13,7 @@ import torch
 
 from swap_core import StateDictError, UnsupportedOptionError, UpdateUnit
 from swap_torch.adapter import TorchSwapAdapter, TorchUnit, owner_name
+from swap_torch.forms import shaped
 from swap_torch.loaded import LoadedState, each_value
 from swap_torch.sharding import is_sharded, local_of
 
@@ -90,7 +91,8 @@ class _Reader:
 
     def _value(self, unit: TorchUnit, group: Mapping[str, Any], key: str, value: object) -> object:
         adapter = self._adapter
-        keys = adapter.param_keys(unit.param, group) if isinstance(value, torch.Tensor) else ()
+        param = shaped(unit.param)
+        keys = adapter.param_keys(param, group) if isinstance(value, torch.Tensor) else ()
 
         def found(value: object, key: str) -> object:
             if not isinstance(value, torch.Tensor):
@@ -204,6 +206,7 @@ class _Reader:
     ) -> None:
         if not entry:
             return  # No gradient yet.
+        param = shaped(param)
         required = self._adapter.required_keys(param, group)
         missing = [key for key in required if key not in entry]
         if missing:

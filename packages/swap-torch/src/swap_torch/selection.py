@@ -14,7 +14,7 @@ from swap_torch.adapter import TorchSwapAdapter, TorchUnit
 from swap_torch.budget import Budget
 from swap_torch.device import AnyTorchDevice
 from swap_torch.eligibility import Eligibility
-from swap_torch.forms import memories_of, state_nbytes
+from swap_torch.forms import memories_of, shaped, state_nbytes
 from swap_torch.sharding import local_of
 
 __all__ = ["OptimizerState", "Selection"]
@@ -56,11 +56,15 @@ class Selection:
         """Each tensor state that is there, or will be born at the next update (None)."""
         group = self._adapter.optimizer.param_groups[unit.adapter_index]
         entry = state.get(unit.param)
-        for key in self._adapter.param_keys(unit.param, group):
+        for key in self._adapter.param_keys(shaped(unit.param), group):
             if entry and isinstance(entry.get(key), torch.Tensor):
                 yield key, entry[key]
             elif not entry or self._adapter.steps_itself:
                 yield key, None
+
+    def template(self, unit: TorchUnit, key: str) -> torch.Tensor:
+        """What a state that does not exist yet will be like; to look at only."""
+        return self._adapter.template(shaped(unit.param), key)
 
     def stay_reason(
         self,
@@ -158,8 +162,8 @@ class Selection:
         """Bytes of each state of a parameter that could swap, as if it were new."""
         group = self._adapter.optimizer.param_groups[unit.adapter_index]
         param = local_of(unit.param)
-        for key in self._adapter.param_keys(unit.param, group):
-            like = local_of(self._adapter.template(unit.param, key))
+        for key in self._adapter.param_keys(shaped(unit.param), group):
+            like = local_of(self.template(unit, key))
             if self._eligibility.stay_reason(key, param, like, exists=False) is None:
                 yield state_nbytes(like)
 

@@ -152,7 +152,7 @@ class StateTable:
                 if current is not None and known is not None and current is known.shown:
                     continue
                 exists = current is not None
-                like = self._adapter.template(unit.param, key) if current is None else current
+                like = self.selection.template(unit, key) if current is None else current
                 if selection.stay_reason(unit, key, like, exists=exists, shared=shared) is None:
                     yield Candidate(unit, key, like, exists, selection.device_of(unit))
                 elif known is not None:
@@ -207,7 +207,7 @@ class StateTable:
         group = self._adapter.optimizer.param_groups[unit.adapter_index]
         entry = self._adapter.new_counters(unit.param, group)
         for key in self._adapter.state_keys(group):
-            like = self._adapter.template(unit.param, key)
+            like = self.selection.template(unit, key)
             home = homes.get((unit.param, key))
             if home is None:
                 entry[key] = torch.zeros_like(like, memory_format=torch.preserve_format)
@@ -238,7 +238,7 @@ class StateTable:
         current: torch.Tensor | None,
         shared: set[int],
     ) -> StateReport:
-        like = self._adapter.template(unit.param, key) if current is None else current
+        like = self.selection.template(unit, key) if current is None else current
         known = self.swapped(unit.param).get(key)
         swaps = known is not None and current is known.shown
         exists = current is not None

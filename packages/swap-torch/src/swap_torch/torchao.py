@@ -14,7 +14,6 @@ from typing import Any, cast, final
 import torch
 from torch.optim import Optimizer
 
-from swap_torch.forms import shaped
 from swap_torch.per_parameter import PerParameterAdapter
 from swap_torch.sharding import local_of, wrap_like
 
@@ -60,7 +59,7 @@ class TorchaoAdamAdapter(PerParameterAdapter):
 
     def template(self, param: torch.Tensor, key: str) -> torch.Tensor:
         """What the optimizer itself would make for a parameter without values."""
-        local = local_of(shaped(param))
+        local = local_of(param)
         like = torch.empty(local.shape, dtype=local.dtype, device="meta")
         optimizer = cast("Any", self.optimizer)
         made: torch.Tensor = optimizer._new_buffer(like, key == "exp_avg")
