@@ -3,7 +3,7 @@
 
 Three kinds of tensor alias it: ``host`` is the engine's own; ``optimizer.state`` shows another; and
 state dicts hold snapshots. The first two follow the training. A snapshot must not, so memory that
-one still looks at is never written again: see :meth:`swap_torch.snapshot.Snapshots.leave`.
+one still looks at is never written again: see ``Snapshots.leave``.
 """
 
 from __future__ import annotations
